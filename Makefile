@@ -1,0 +1,68 @@
+# Every target does its own set-up: on a fresh machine `make demo` or `make test` is all there is to type.
+# Needs make and a Python (PYTHON=..., 3.11 or later) with the venv module.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+MODEL := engines/models/SmolLM2-135M-Instruct.Q4_1.gguf
+ENGINE := engines/smollm2-135m
+EXPORTER := $(wildcard exporter/*.py exporter/passes/*.py plugins/compact_append_kv/*.py)
+
+.DELETE_ON_ERROR:
+.PHONY: help venv model engine demo test lint bench clean
+
+help:
+	@echo "make demo    export the demo model and chat with it"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff check, ruff format --check, mypy"
+	@echo "make bench   run the benchmarks"
+	@echo "make venv | model | engine   the set-up steps of the above, one by one"
+	@echo "make clean   remove .venv, the demo engine and all caches (the fetched model stays)"
+
+venv: $(VENV)/.installed
+
+# A changed lock starts a new environment, so that nothing outside the lock stays in it.
+$(VENV)/.locked: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "error: $(PYTHON) is not Python 3.11 or later"; \
+	      echo "hint: name one, as in: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) install --quiet --constraint requirements.lock pip
+	$(PIP) install --quiet --requirement requirements.lock
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	@# Without this, setuptools fills the screen with advice about folder names.
+	PYTHONWARNINGS=ignore $(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Checks the file's hash every time and downloads only what is missing or damaged.
+model: venv
+	$(BIN)/python engines/recipes/fetch_smollm2_135m.py
+
+engine: $(ENGINE)/manifest.json
+
+# The manifest appears with the complete bundle only. Exported again when the exporter's code or the tree changes.
+$(ENGINE)/manifest.json: $(EXPORTER) trees/8.json | model
+	$(BIN)/medusa-export --model $(MODEL) --untrained-heads 4 --tree trees/8.json --output $(ENGINE) --force
+
+demo: engine
+	$(BIN)/python engines/recipes/demo.py
+
+test: engine
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: engine
+	@for benchmark in benchmarks/bench_*.py; do \
+	    echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+
+clean:
+	rm -rf $(VENV) $(ENGINE) build *.egg-info .pytest_cache .mypy_cache .ruff_cache */.ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Turns a checkpoint with Medusa heads into a bundle."""

@@ -1,0 +1,35 @@
+"""The attention function that transformers' decoders call while a round is traced."""
+
+from __future__ import annotations
+
+import torch
+from transformers.modeling_utils import AttentionInterface
+
+ATTENTION_NAME = "medusa_tree"
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, H, N, head_dim]
+    key: torch.Tensor,  # [1, H_kv, L, head_dim]
+    value: torch.Tensor,  # [1, H_kv, L, head_dim]
+    attention_mask: torch.Tensor,  # [1, 1, N, L] bool, True = visible
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    **_kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """One standard ONNX `Attention` node; grouped key/value heads are not repeated.
+
+    Returns:
+        [1, N, H, head_dim] and None for the attention weights, as transformers expects.
+    """
+    out = torch.onnx.ops.attention(
+        query, key, value, attention_mask, scale=scaling, softcap=0.0 if softcap is None else softcap
+    )[0]
+    return out.transpose(1, 2), None
+
+
+def register_tree_attention() -> None:
+    """Make `attn_implementation=ATTENTION_NAME` known to transformers."""
+    AttentionInterface.register(ATTENTION_NAME, tree_attention)

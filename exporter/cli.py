@@ -1,0 +1,56 @@
+"""`medusa-export`: turn a checkpoint and its Medusa heads into a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from medusa_engine.runtime.command_line import run_command
+from medusa_engine.runtime.errors import UserError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="medusa-export",
+        description="Export a model with Medusa heads as a bundle that runs on ONNX Runtime without torch.",
+    )
+    parser.add_argument(
+        "--model", required=True, help="Hugging Face folder, hub id or .gguf file; a Medusa repository names its base"
+    )
+    parser.add_argument("--heads", help="heads: folder, hub id or file; not needed if the model brings its own")
+    parser.add_argument(
+        "--untrained-heads",
+        type=int,
+        metavar="K",
+        help="K zero-initialised heads with the shared projection, for a model without heads",
+    )
+    parser.add_argument("--tree", required=True, type=Path, help="tree file; other trees can be given at run time")
+    parser.add_argument("-o", "--output", type=Path, help="bundle folder; default: engines/MODEL")
+    parser.add_argument("--max-length", type=int, help="tokens of prompt and answer; default: at most 2048")
+    parser.add_argument("--max-tree-nodes", type=int, help="nodes of the largest tree, root included; default: 64")
+    parser.add_argument("--top-k", type=int, dest="topk", help="ranks each head offers; default: 10")
+    parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    return run_command(build_parser(), _run, arguments)
+
+
+def _run(options: argparse.Namespace) -> None:
+    try:
+        from medusa_engine.exporter.export import ExportSettings, export
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the package {error.name} is not installed", "install the exporter: pip install 'medusa-engine[export]'"
+        ) from error
+    chosen = {name: value for name, value in vars(options).items() if value is not None}
+    target = export(ExportSettings(**chosen))
+    print(target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

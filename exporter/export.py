@@ -1,0 +1,201 @@
+"""The export itself: checkpoint and heads in, bundle out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from medusa_engine.exporter import bundle, checkpoint, graphs
+from medusa_engine.exporter.check import check_logits
+from medusa_engine.exporter.head_checkpoint import load_heads
+from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
+from medusa_engine.exporter.round import Round, RoundShape
+from medusa_engine.exporter.trace import OPSET, trace_round
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import GENERATION_NAME, TREE_NAME, Limits, Manifest, file_sha256
+from medusa_engine.runtime.tree import check_tree, load_tree
+
+DEFAULT_MAX_LENGTH = 2048
+_GRAPH_FILES = {"round": "round.onnx", "step": "step.onnx"}
+_TOOLS = ("medusa-engine", "torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """What the user chose.
+
+    Attributes:
+        model: folder, hub id or .gguf file.
+        tree: tree file; the bundle's default tree.
+        heads: folder, hub id or file of the heads; None where the model brings its own.
+        untrained_heads: this many zero-initialised heads instead, 0 for none.
+        output: bundle folder; None for engines/NAME.
+        max_length: rows of the cache that may hold prompt and answer; None for DEFAULT_MAX_LENGTH, or the
+            positions of the model if it has fewer.
+        max_tree_nodes: packed rows of the largest tree, root included.
+        topk: ranks each head offers.
+        force: replace a bundle that exists.
+    """
+
+    model: str
+    tree: Path
+    heads: str | None = None
+    untrained_heads: int = 0
+    output: Path | None = None
+    max_length: int | None = None
+    max_tree_nodes: int = 64
+    topk: int = 10
+    force: bool = False
+
+
+def export(settings: ExportSettings) -> Path:
+    """Export and return the bundle's folder; progress goes to standard error.
+
+    Raises:
+        UserError: see `medusa-export`; nothing is left at the output then.
+    """
+    _check_settings(settings)
+    tree = load_tree(settings.tree)
+    source = checkpoint.find_source(settings.model)
+    target = settings.output or Path("engines") / source.name.lower()
+    bundle.check_target(target, force=settings.force)
+    heads_path = _heads_path(settings, source)
+    torch.set_grad_enabled(False)
+    transformers.utils.logging.disable_progress_bar()
+
+    with _stage(f"loading {source.path}"):
+        model = checkpoint.load_model(source)
+        config = model.config.get_text_config()
+        heads = (
+            load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size)
+            if heads_path
+            else untrained_heads(settings.untrained_heads, config.hidden_size)
+        )
+        limits = _limits(settings, config, heads)
+        check_tree(tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
+        shape = RoundShape(
+            limits.layers, limits.kv_heads, limits.head_dim, limits.cache_rows, limits.heads, limits.topk
+        )
+    with bundle.new_bundle(target) as folder:
+        with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"):
+            traced = trace_round(Round(model, MedusaHeads(heads, model.get_output_embeddings()), shape))
+        with _stage("fusing and writing graphs and weights"):
+            graphs.finish_graph(traced)
+            graphs.write_weights(traced, folder)
+            for name, file in _GRAPH_FILES.items():
+                graphs.write_graph(traced, folder / file, shape, step=name == "step")
+        with _stage("comparing logits with transformers"):
+            probe = folder / "check.onnx"
+            graphs.write_graph(traced, probe, shape, step=False, logits=True)
+            del traced
+            check_logits(model, probe, shape)
+            probe.unlink()
+        with _stage("writing tokenizer, tree and manifest"):
+            tokenizer = checkpoint.save_tokenizer(source, folder)
+            stop_ids = checkpoint.stop_token_ids(model, tokenizer)
+            checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
+            (folder / TREE_NAME).write_bytes(settings.tree.read_bytes())
+            manifest = _manifest(target.name, limits, source, model, heads, folder)
+            bundle.write_manifest(folder, manifest)
+    return target
+
+
+def _check_settings(settings: ExportSettings) -> None:
+    at_least = {"--max-tree-nodes": settings.max_tree_nodes, "--top-k": settings.topk}
+    if settings.max_length is not None:
+        at_least["--max-length"] = settings.max_length
+    for option, value in at_least.items():
+        if value < 1:
+            raise UserError(f"{option} is {value}", "give 1 or more")
+    if settings.untrained_heads < 0:
+        raise UserError(f"--untrained-heads is {settings.untrained_heads}", "give 1 or more")
+    if settings.heads and settings.untrained_heads:
+        raise UserError("--heads and --untrained-heads are given together", "give one of them")
+
+
+def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | None:
+    """Where the heads are, or None for untrained ones."""
+    if settings.untrained_heads:
+        return None
+    if settings.heads is not None:
+        path = Path(settings.heads).expanduser()
+        return path if path.is_file() else checkpoint.find_folder(settings.heads, what="heads checkpoint")
+    if source.heads is None:
+        raise UserError(
+            f"{settings.model}: has no Medusa heads",
+            "give --heads, or --untrained-heads K to export without trained ones",
+        )
+    return source.heads
+
+
+def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits:
+    positions = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
+    max_length = settings.max_length or min(DEFAULT_MAX_LENGTH, positions)
+    if max_length > positions:
+        raise UserError(
+            f"--max-length {max_length} is beyond the {positions} positions of the model",
+            f"give at most {positions}",
+        )
+    if settings.topk > config.vocab_size:
+        raise UserError(
+            f"--top-k {settings.topk} is more than the vocabulary of {config.vocab_size} tokens",
+            f"give at most {config.vocab_size}",
+        )
+    return Limits(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        cache_rows=max_length + heads.heads + 1,  # the compaction body writes up to D+1 rows behind the last
+        max_length=max_length,
+        heads=heads.heads,
+        topk=settings.topk,
+        max_tree_nodes=settings.max_tree_nodes,
+        vocab_size=config.vocab_size,
+    )
+
+
+def _manifest(
+    name: str, limits: Limits, source: checkpoint.Source, model: Any, heads: HeadWeights, folder: Path
+) -> Manifest:
+    return Manifest(
+        name=name,
+        dtype="float32",
+        limits=limits,
+        model={
+            "name": source.name,
+            "architecture": type(model).__name__,
+            "hidden_size": model.config.get_text_config().hidden_size,
+            "weights_sha256": source.weight_hashes(),
+        },
+        heads={
+            "source": heads.source,
+            "trained": heads.trained,
+            "residual_layers": heads.layers,
+            "projection": "shared" if heads.projection is None else "own",
+            "sha256": {file.name: file_sha256(file) for file in heads.files},
+        },
+        tools={"opset": OPSET, **{tool: version(tool) for tool in _TOOLS}},
+        graphs=_GRAPH_FILES,
+        files=bundle.file_facts(folder),
+    )
+
+
+@contextmanager
+def _stage(what: str) -> Iterator[None]:
+    started = time.perf_counter()
+    print(f"{what} ...", end=" ", file=sys.stderr, flush=True)
+    try:
+        yield
+    except BaseException:
+        print(file=sys.stderr)
+        raise
+    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)

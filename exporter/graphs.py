@@ -1,0 +1,108 @@
+"""From the traced model to the graphs of a bundle: one trace, one weights file, a selection of outputs each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from medusa_engine.exporter.passes.fuse import FusePass
+from medusa_engine.exporter.passes.live_rows import LiveRowsPass
+from medusa_engine.exporter.round import RoundShape
+from medusa_engine.exporter.trace import OPSET, cache_names
+from medusa_engine.plugins.compact_append_kv.body import (
+    DOMAIN,
+    DOMAIN_VERSION,
+    OP_TYPE,
+    compact_append_kv_function,
+)
+from medusa_engine.runtime.manifest import WEIGHTS_NAME
+
+PASS_OUTPUTS = (
+    "accepted_tokens",
+    "accepted_count",
+    "next_input_ids",
+    "next_position_ids",
+    "next_past_length",
+    "next_pending_rows",
+    "next_pending_count",
+)
+LOGITS_OUTPUT = "logits"
+
+_STEP_PREFIX = "step."
+_INLINE_BYTES = 1024  # smaller tensors stay in the graph file
+
+
+def finish_graph(model: ir.Model) -> None:
+    """Run the passes, add the body of the compaction operator, drop the tracer's notes; in place."""
+    for graph_pass in (FusePass(), LiveRowsPass()):
+        graph_pass(model)
+    function = ir.serde.deserialize_function(compact_append_kv_function())
+    model.functions[function.identifier()] = function
+    model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
+    model.graph.name = "medusa"
+    model.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+
+
+def write_weights(model: ir.Model, folder: Path) -> None:
+    """Move the weights into `folder`/weights.bin; every graph selected afterwards refers to that one file."""
+    large = [
+        value
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and value.const_value.nbytes > _INLINE_BYTES
+    ]
+    external = ir.external_data.convert_tensors_to_external(
+        [value.const_value for value in large], folder, WEIGHTS_NAME
+    )
+    for value, tensor in zip(large, external, strict=True):
+        value.const_value = tensor
+
+
+def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, step: bool, logits: bool = False) -> None:
+    """Write the graph that computes one kind of pass and nothing else.
+
+    Args:
+        step: the plain step (no tree, no heads) instead of the round.
+        logits: also output the target logits [R, V].
+
+    Raises:
+        RuntimeError: the graph is not what the contract says; a fault of the exporter.
+    """
+    graph_model = model.clone()
+    graph = graph_model.graph
+    outputs = {value.name: value for value in graph.outputs}
+    prefix = _STEP_PREFIX if step else ""
+    selected = [outputs[prefix + name] for name in PASS_OUTPUTS]
+    selected += [outputs[name] for name in cache_names("present_key", "present_value", shape)]
+    selected += [outputs[LOGITS_OUTPUT]] if logits else []
+    for name in PASS_OUTPUTS if step else ():
+        outputs[name].name = f"round.{name}"
+    for value in selected:
+        value.name = (value.name or "").removeprefix(_STEP_PREFIX)
+    graph.outputs.clear()
+    graph.outputs.extend(selected)
+    RemoveUnusedNodesPass()(graph_model)
+    for value in [value for value in graph.inputs if not value.uses() and not value.is_graph_output()]:
+        graph.inputs.remove(value)
+    check_graph(graph_model, shape)
+    ir.save(graph_model, path)
+    onnx.checker.check_model(str(path))
+
+
+def check_graph(model: ir.Model, shape: RoundShape) -> None:
+    """Raise RuntimeError unless each layer has one cache node and one attention, all in standard operators."""
+    counts = Counter((node.domain, node.op_type) for node in model.graph.all_nodes())
+    foreign = sorted({domain for domain, _ in counts} - {"", DOMAIN})
+    if foreign:
+        raise RuntimeError(f"the graph has nodes of the domains {foreign}")
+    for operator in ((DOMAIN, OP_TYPE), ("", "Attention")):
+        if counts[operator] != shape.layers:
+            raise RuntimeError(f"the graph has {counts[operator]} {operator[1]} nodes for {shape.layers} layers")
+    if model.graph.opset_imports[""] != OPSET:
+        raise RuntimeError(f"the graph is of opset {model.graph.opset_imports['']}, not {OPSET}")

@@ -1,0 +1,81 @@
+"""Medusa heads: their weights, checked against the backbone, and the module that is traced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Weights of K heads of `layers` residual blocks each.
+
+    Attributes:
+        residual_weight: [K, layers, H, H].
+        residual_bias: [K, layers, H].
+        projection: [K, V, H], or None where the heads share the backbone's LM projection.
+        trained: False for zero-initialised heads.
+        source: what the weights were read from, for the manifest.
+        files: the files they were read from.
+    """
+
+    residual_weight: torch.Tensor
+    residual_bias: torch.Tensor
+    projection: torch.Tensor | None
+    trained: bool
+    source: str
+    files: tuple[Path, ...] = ()
+
+    @property
+    def heads(self) -> int:
+        return self.residual_weight.shape[0]
+
+    @property
+    def layers(self) -> int:
+        return self.residual_weight.shape[1]
+
+    @property
+    def hidden(self) -> int:
+        return self.residual_weight.shape[2]
+
+
+def untrained_heads(heads: int, hidden: int) -> HeadWeights:
+    """Zero-initialised residual blocks with the shared LM projection: each head repeats the LM head's own guess."""
+    return HeadWeights(
+        residual_weight=torch.zeros(heads, 1, hidden, hidden),
+        residual_bias=torch.zeros(heads, 1, hidden),
+        projection=None,
+        trained=False,
+        source=f"untrained ({heads} zero-initialised heads)",
+    )
+
+
+class MedusaHeads(torch.nn.Module):
+    """K residual heads on one hidden row: head j guesses token t+j+2 (Medusa, arXiv 2401.10774, section 2.1.1).
+
+    Args:
+        weights: the heads.
+        lm_head: the backbone's projection, used where the heads have none of their own.
+    """
+
+    def __init__(self, weights: HeadWeights, lm_head: torch.nn.Module) -> None:
+        super().__init__()
+        self.residual_weight = torch.nn.Parameter(weights.residual_weight.transpose(-1, -2).contiguous())
+        self.residual_bias = torch.nn.Parameter(weights.residual_bias.clone())
+        self.projections = None
+        if weights.projection is not None:
+            self.projections = torch.nn.ParameterList(list(weights.projection))
+        self.lm_head = lm_head
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[1, H] hidden state of the winning row -> [K, V] logits."""
+        heads, layers, width, _ = self.residual_weight.shape
+        state = hidden[None].expand(heads, 1, width)  # [K, 1, H]
+        for layer in range(layers):
+            block = torch.matmul(state, self.residual_weight[:, layer]) + self.residual_bias[:, layer, None]
+            state = state + torch.nn.functional.silu(block)
+        if self.projections is None:
+            return self.lm_head(state[:, 0])  # [K, V]: one pass over the shared projection
+        return torch.cat([torch.nn.functional.linear(state[j], self.projections[j]) for j in range(heads)], dim=0)

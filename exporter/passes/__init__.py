@@ -1,0 +1,1 @@
+"""Rewrites of the traced graph, one per file; each says whether it modified the model."""

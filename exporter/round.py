@@ -1,0 +1,211 @@
+"""One speculative round as a torch module: what is traced, and what the tests run beside the engine.
+
+verify the tree (or a prompt chunk) -> accept -> heads on the winning row only -> tokens of the next tree.
+The graphs of a bundle are selections of this module's outputs, see `graphs.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medusa_engine.exporter.cache import StaticCache
+from medusa_engine.exporter.heads import MedusaHeads
+
+STATE_NAMES = ("next_position_ids", "next_past_length", "next_pending_rows", "next_pending_count")
+
+
+@dataclass(frozen=True)
+class RoundShape:
+    """Sizes fixed in the graph.
+
+    Attributes:
+        layers, kv_heads, head_dim: of the cache.
+        cache_rows: S_max.
+        heads: K; the deepest tree has depth K, pending_rows has D+1 = K+1 entries.
+        topk: TOPK, ranks each head offers.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    cache_rows: int
+    heads: int
+    topk: int
+
+    @property
+    def depth(self) -> int:
+        return self.heads
+
+
+class RowProjection(torch.nn.Module):
+    """The LM projection on rows: one matrix product over [R, H], and the rows kept for the heads.
+
+    Args:
+        linear: the model's own projection; its weight is used where it lies (tied embeddings are not copied).
+    """
+
+    def __init__(self, linear: torch.nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+        self.rows = torch.empty(0)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.rows = hidden[0]  # [R, H]
+        return self.linear(self.rows)[None]
+
+
+class Round(torch.nn.Module):
+    """Backbone, acceptance, heads and next tree over a static cache.
+
+    Args:
+        model: a transformers causal LM loaded with `attn_implementation=ATTENTION_NAME`.
+        heads: its Medusa heads.
+        shape: fixed sizes.
+    """
+
+    def __init__(self, model: torch.nn.Module, heads: MedusaHeads, shape: RoundShape) -> None:
+        super().__init__()
+        self.model = model
+        self.projection = RowProjection(model.get_output_embeddings())
+        model.set_output_embeddings(self.projection)
+        self.heads = heads
+        self.shape = shape
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,  # [1, N]
+        position_ids: torch.Tensor,  # [1, N]
+        tree_mask: torch.Tensor,  # [N, N] bool
+        logit_rows: torch.Tensor,  # [R]
+        retrieve_indices: torch.Tensor,  # [paths, D+1]
+        tree_indices: torch.Tensor,  # [N']
+        past_length: torch.Tensor,  # [1]
+        pending_rows: torch.Tensor,  # [D+1]
+        pending_count: torch.Tensor,  # [1]
+        live: torch.Tensor,  # [L]: 0 ... P+G+N-1; carries the number of live rows as a shape
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        staged = past_length + pending_count  # [1]: cache row of packed row 0
+        cache = StaticCache(keys, values, past_length, pending_rows, pending_count, live.shape[0])
+        logits, hidden = self.backbone(input_ids, position_ids, tree_mask, logit_rows, live, staged, cache)
+
+        rows = input_ids.shape[1]
+        logit_index = torch.zeros(rows, dtype=torch.int64)  # packed row -> its place in logit_rows
+        logit_index = logit_index.scatter(0, logit_rows, torch.arange(logit_rows.shape[0]))
+        best_token = logits.argmax(dim=-1)  # [R]
+        predicted = best_token.index_select(0, logit_index)  # [N]
+
+        out = self.accept(input_ids[0], predicted, retrieve_indices)
+        winning_row, path_rows, count = out.pop("winning_row"), out.pop("path_rows"), out["accepted_count"]
+        next_position = position_ids[0].index_select(0, winning_row) + 1  # [1]
+        frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
+        candidates = self.propose(predicted.index_select(0, winning_row), frontier)
+        # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
+        next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
+        out |= {
+            "next_input_ids": candidates.index_select(0, tree_indices)[None],
+            "next_position_ids": (next_position + next_depth)[None],
+            # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
+            "next_past_length": next_position - count,
+            "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
+            "next_pending_count": count,
+        }
+
+        last_row = logit_rows[-1:]  # [1]
+        step_position = position_ids[0].index_select(0, last_row) + 1
+        pad = torch.full((self.shape.depth,), -1, dtype=torch.int64)
+        out |= {
+            "step.accepted_tokens": torch.cat([input_ids[0].index_select(0, last_row), pad]),
+            "step.accepted_count": torch.ones(1, dtype=torch.int64),
+            "step.next_input_ids": predicted.index_select(0, last_row)[None],
+            "step.next_position_ids": step_position[None],
+            "step.next_past_length": step_position - 1,
+            "step.next_pending_rows": torch.zeros_like(pending_rows),
+            "step.next_pending_count": torch.ones(1, dtype=torch.int64),
+            "logits": logits,
+        }
+        for layer in range(self.shape.layers):
+            out[f"present_key.{layer}"] = cache.keys[layer]
+            out[f"present_value.{layer}"] = cache.values[layer]
+        return out
+
+    def backbone(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        tree_mask: torch.Tensor,
+        logit_rows: torch.Tensor,
+        live: torch.Tensor,
+        staged: torch.Tensor,
+        cache: StaticCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target logits [R, V] and the hidden rows [R, H] they were projected from."""
+        out = self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=self.attention_mask(position_ids, tree_mask, live, staged),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=logit_rows,
+        )
+        return out.logits[0], self.projection.rows
+
+    def attention_mask(
+        self, position_ids: torch.Tensor, tree_mask: torch.Tensor, live: torch.Tensor, staged: torch.Tensor
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """[1, 1, N, L] bool: every committed row, and of this pass's rows the ancestors-or-self.
+
+        A sliding window counts positions, not cache rows: siblings share one position.
+        """
+        rows = tree_mask.shape[0]
+        packed = live - staged  # [L] < 0: committed; else the packed row of this pass
+        inside = (packed >= 0) & (packed < rows)
+        column = packed.clamp(0, rows - 1)
+        full = (inside[None] & tree_mask.index_select(1, column)) | (packed < 0)[None]
+        config = self.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        if not window:
+            return full[None, None]
+        position = torch.where(inside, position_ids[0].index_select(0, column), live)
+        local = full & ((position_ids[0][:, None] - position[None]) < window)
+        if getattr(config, "layer_types", None):
+            return {"full_attention": full[None, None], "sliding_attention": local[None, None]}
+        return local[None, None]
+
+    def accept(
+        self, tokens: torch.Tensor, predicted: torch.Tensor, retrieve_indices: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Greedy acceptance: the longest path whose every token is the argmax of its parent row; ties, first path.
+
+        Args:
+            tokens: [N] packed tokens.
+            predicted: [N] target argmax by packed row.
+            retrieve_indices: [paths, D+1] root-to-leaf rows, -1 = padding.
+        """
+        valid = retrieve_indices >= 0
+        rows = retrieve_indices.clamp(min=0)  # -1 never reaches a gather
+        flat = rows.reshape(-1)
+        path_tokens = tokens.index_select(0, flat).view_as(rows)
+        path_predicted = predicted.index_select(0, flat).view_as(rows)
+        matches = (path_tokens[:, 1:] == path_predicted[:, :-1]) & valid[:, 1:]  # [paths, D]
+        misses = (~matches).to(torch.int32).cumsum(dim=1, dtype=torch.int32)
+        accepted = (misses == 0).to(torch.int32).sum(dim=1, dtype=torch.int32)  # [paths]: a of each path
+        best = accepted.argmax(dim=0, keepdim=True)  # [1]
+        path_rows = rows.index_select(0, best)[0]  # [D+1]
+        count = accepted.index_select(0, best).to(torch.int64) + 1  # [1]: G, root included
+        published = torch.arange(path_rows.shape[0]) < count
+        return {
+            "accepted_tokens": torch.where(published, path_tokens.index_select(0, best)[0], -1),
+            "accepted_count": count,
+            "winning_row": path_rows.index_select(0, count - 1),
+            "path_rows": path_rows,
+        }
+
+    def propose(self, root: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Candidate tokens by slot, [1 + K*TOPK]: the next root [1], then each head's top-k of hidden [1, H]."""
+        ranked = self.heads(hidden).topk(self.shape.topk, dim=-1).indices  # [K, TOPK]
+        return torch.cat([root, ranked.reshape(-1)])

@@ -1,0 +1,101 @@
+"""Trace a round into one ONNX model whose outputs are the outputs of every graph of the bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+import onnx_ir as ir
+import torch
+
+from medusa_engine.exporter.round import Round, RoundShape
+
+OPSET = 24
+LIVE_INPUT = "live"
+STATE_INPUTS = ("past_length", "pending_rows", "pending_count")
+TREE_INPUTS = ("input_ids", "position_ids", "tree_mask", "logit_rows", "retrieve_indices", "tree_indices")
+
+_LARGEST_DIM = 1 << 20
+_EXAMPLE_ROWS = 5
+
+
+def trace_round(round_module: Round) -> ir.Model:
+    """Trace with example inputs; N, R, paths, N' and the live rows stay dynamic.
+
+    Returns:
+        A model with the inputs of the contract, plus `live` (passes/live_rows.py replaces it).
+    """
+    shape = round_module.shape
+    inputs = example_inputs(shape)
+    dim = torch.export.Dim
+    rows = dim("N", min=2, max=_LARGEST_DIM)
+    dynamic = {
+        "input_ids": {1: rows},
+        "position_ids": {1: rows},
+        "tree_mask": {0: rows, 1: rows},
+        "logit_rows": {0: dim("R", min=2, max=_LARGEST_DIM)},
+        "retrieve_indices": {0: dim("paths", min=2, max=_LARGEST_DIM)},
+        "tree_indices": {0: dim("next_N", min=2, max=_LARGEST_DIM)},
+        "live": {0: dim("live_rows", min=2, max=shape.cache_rows)},
+        "keys": [None] * shape.layers,
+        "values": [None] * shape.layers,
+    } | dict.fromkeys(STATE_INPUTS)
+    with torch.no_grad(), _quiet():
+        output_names = list(round_module(**inputs))
+        program = torch.onnx.export(
+            round_module,
+            kwargs=inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            verbose=False,
+            input_names=[*TREE_INPUTS, *STATE_INPUTS, LIVE_INPUT, *cache_names("past_key", "past_value", shape)],
+            output_names=output_names,
+            dynamic_shapes=dynamic,
+        )
+    return program.model
+
+
+def cache_names(key: str, value: str, shape: RoundShape) -> list[str]:
+    """`past_key.0 ... past_value.0 ...`, keys first."""
+    return [f"{kind}.{layer}" for kind in (key, value) for layer in range(shape.layers)]
+
+
+def example_inputs(shape: RoundShape) -> dict[str, object]:
+    """Arguments of `Round.forward`: a small tree over an empty cache, no dimension of size 0 or 1."""
+    n = _EXAMPLE_ROWS
+    paths = torch.full((2, shape.depth + 1), -1)
+    paths[:, :2] = torch.tensor([[0, 1], [0, 2]])
+    size = (1, shape.kv_heads, shape.cache_rows, shape.head_dim)
+    return {
+        "input_ids": torch.arange(n)[None],
+        "position_ids": torch.arange(n)[None],
+        "tree_mask": torch.ones(n, n).tril().bool(),
+        "logit_rows": torch.arange(n - 1),
+        "retrieve_indices": paths,
+        "tree_indices": torch.arange(2),
+        "past_length": torch.tensor([0]),
+        "pending_rows": torch.zeros(shape.depth + 1, dtype=torch.int64),
+        "pending_count": torch.tensor([0]),
+        "live": torch.arange(n),
+        "keys": [torch.zeros(size) for _ in range(shape.layers)],
+        "values": [torch.zeros(size) for _ in range(shape.layers)],
+    }
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's progress lines and its notes about packages that are not needed off the terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

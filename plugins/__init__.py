@@ -1,0 +1,1 @@
+"""Operators that targets may run as their own kernels."""

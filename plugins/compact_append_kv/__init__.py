@@ -1,0 +1,1 @@
+"""The operator medusa::CompactAppendKV: compact the accepted rows and append the tree rows."""

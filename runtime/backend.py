@@ -1,0 +1,55 @@
+"""What the round loop asks of an engine; one implementation per library."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from medusa_engine.runtime.tree import TreeBuffers
+
+
+class Published(NamedTuple):
+    """What a pass published.
+
+    Attributes:
+        tokens: [G] int64, the root and the accepted suffix.
+        past_length: P, cache rows committed before these G, which are still pending.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    past_length: int
+
+
+class DecodeState(Protocol):
+    """Cache and round buffers of one session, whose addresses never change, and the passes that work on them."""
+
+    @property
+    def rows_ready(self) -> int:
+        """Packed rows the next pass may verify: those of the proposed tree after a round, 1 after a step."""
+
+    def prefill(self, token_ids: npt.NDArray[np.int64], start: int, next_tree: TreeBuffers | None) -> None:
+        """Append a prompt chunk [N] at position `start`; propose `next_tree`, or the root alone if None."""
+
+    def round(self, tree: TreeBuffers, next_tree: TreeBuffers) -> None:
+        """Verify `tree`, whose tokens the last pass proposed (or more rows), and propose `next_tree`."""
+
+    def step(self) -> None:
+        """One plain decoding step: no tree, no heads."""
+
+    def read(self) -> Published:
+        """Wait for the last pass and return what it published."""
+
+    def keep_pending(self, count: int) -> None:
+        """Commit only the first `count` of the rows the last pass accepted: the answer ends inside it."""
+
+
+class Backend(Protocol):
+    """The graphs of one engine, shared by its states; safe to use from several threads."""
+
+    def load(self, *, speculation: bool) -> None:
+        """Load what rounds (or plain steps) need, if it is not loaded yet."""
+
+    def new_state(self) -> DecodeState:
+        """An empty cache and its buffers; one thread at a time may use it."""

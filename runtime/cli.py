@@ -1,0 +1,163 @@
+"""`medusa-run`: answer a prompt with an exported engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from medusa_engine.runtime.command_line import run_command
+from medusa_engine.runtime.engine import DEFAULT_MAX_NEW_TOKENS, Engine, Message
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.generation import Generation
+from medusa_engine.runtime.stats import compared, statistics
+from medusa_engine.runtime.text import read_prompt_file
+from medusa_engine.runtime.tree import Tree, load_tree
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="medusa-run",
+        description="Answer a prompt with an exported engine; greedy, token for token what plain decoding gives.",
+    )
+    parser.add_argument("--engine", required=True, type=Path, help="bundle folder written by medusa-export")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", help="prompt text (without any prompt option: standard input)")
+    prompt.add_argument("--prompt-file", type=Path, help="file that holds the prompt, UTF-8")
+    prompt.add_argument("--prompt-ids", help="prompt as token ids: 1,2,3")
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="apply the model's chat template; on a terminal without a prompt, hold a conversation",
+    )
+    parser.add_argument("--system", help="system message of the chat")
+    parser.add_argument("--max-new-tokens", type=int, default=DEFAULT_MAX_NEW_TOKENS, help="default: %(default)s")
+    parser.add_argument("--ignore-eos", action="store_true", help="do not stop at stop tokens")
+    parser.add_argument("--tree", type=Path, help="another tree for this run, the engine stays as it is")
+    parser.add_argument("--no-speculation", action="store_true", help="plain decoding: no tree, no heads")
+    parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
+    parser.add_argument("--no-verify", action="store_true", help="do not hash the bundle's files before the run")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    output.add_argument("--stats", action="store_true", help="print tokens and time per round to stderr")
+    parser.add_argument(
+        "--compare-plain",
+        action="store_true",
+        help="decode the same prompt plainly too: print whether the ids are the same, and the speed ratio",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    return run_command(build_parser(), _run, arguments)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.system is not None and not options.chat:
+        raise UserError("--system is given without --chat", "add --chat to apply the chat template")
+    if options.compare_plain and options.no_speculation:
+        raise UserError("--compare-plain and --no-speculation are given together", "drop --no-speculation to compare")
+    conversation = options.chat and sys.stdin.isatty() and _no_prompt(options)
+    prompt = None if conversation else _prompt(options)  # read before the engine is loaded
+    tree = load_tree(options.tree) if options.tree else None
+    engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
+    if conversation:
+        _converse(engine, options, tree)
+    elif isinstance(prompt, str) and options.chat:
+        _answer(engine, options, tree, engine.encode([*_system(options), {"role": "user", "content": prompt}]))
+    elif isinstance(prompt, str):
+        _answer(engine, options, tree, engine.encode(prompt))
+    elif prompt is not None:
+        _answer(engine, options, tree, prompt)
+
+
+def _no_prompt(options: argparse.Namespace) -> bool:
+    return options.prompt is None and options.prompt_file is None and options.prompt_ids is None
+
+
+def _prompt(options: argparse.Namespace) -> str | list[int]:
+    if options.prompt_ids is not None:
+        if options.chat:
+            raise UserError("--chat is given with --prompt-ids", "give the conversation's prompt as text")
+        return _parse_ids(options.prompt_ids)
+    if options.prompt_file is not None:
+        return read_prompt_file(options.prompt_file)
+    if options.prompt is not None:
+        return str(options.prompt)
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"standard input: byte {error.start} is not UTF-8 text", "give the prompt as UTF-8 text"
+        ) from error
+
+
+def _parse_ids(text: str) -> list[int]:
+    ids = []
+    for part in text.split(","):
+        if not part.strip().isascii() or not part.strip().isdigit():
+            raise UserError(f"--prompt-ids: {part.strip()!r} is not a token id", "write ids as 1,2,3")
+        ids.append(int(part))
+    return ids
+
+
+def _system(options: argparse.Namespace) -> list[Message]:
+    return [] if options.system is None else [{"role": "system", "content": options.system}]
+
+
+def _answer(engine: Engine, options: argparse.Namespace, tree: Tree | None, prompt_ids: list[int]) -> Generation:
+    """Write one answer to standard output, then what the options ask to know about it."""
+    stream = engine.stream(
+        prompt_ids=prompt_ids,
+        max_new_tokens=options.max_new_tokens,
+        ignore_eos=options.ignore_eos,
+        speculation=not options.no_speculation,
+        tree=tree,
+    )
+    for piece in stream:
+        if not options.json:
+            # Without a tokenizer the ids are the answer.
+            text = piece.text if engine.tokenizer else "".join(f"{token} " for token in piece.token_ids)
+            print(text, end="", flush=True)
+    generation = stream.generation
+    report = generation.document()
+    if not options.json:
+        print(flush=True)
+    if options.stats:
+        print(statistics(generation, engine.manifest), file=sys.stderr)
+    if options.compare_plain:
+        plain = engine.generate(
+            prompt_ids=prompt_ids,
+            max_new_tokens=options.max_new_tokens,
+            ignore_eos=options.ignore_eos,
+            speculation=False,
+        )
+        report["plain"] = {**plain.document(), "same_ids": plain.token_ids == generation.token_ids}
+        if not options.json:
+            print(compared(generation, plain), file=sys.stderr)
+    if options.json:
+        print(json.dumps(report, ensure_ascii=False))
+    return generation
+
+
+def _converse(engine: Engine, options: argparse.Namespace, tree: Tree | None) -> None:
+    """Answer line after line until end of input; every turn sees the whole conversation."""
+    messages = _system(options)
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        if not line.strip():
+            continue
+        messages.append({"role": "user", "content": line})
+        generation = _answer(engine, options, tree, engine.encode(messages))
+        messages.append({"role": "assistant", "content": generation.text or ""})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""The Python API: open a bundle, generate or stream answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from medusa_engine.runtime.backend import Backend
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.generation import Generation, GenerationStream
+from medusa_engine.runtime.generation_config import read_stop_token_ids
+from medusa_engine.runtime.manifest import (
+    GENERATION_NAME,
+    TREE_NAME,
+    Manifest,
+    read_manifest,
+    verify_files,
+)
+from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
+from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
+from medusa_engine.runtime.tree import Tree, load_tree
+
+DEFAULT_MAX_NEW_TOKENS = 256
+
+Message = Mapping[str, str]
+
+
+class Engine:
+    """An exported model, shared by any number of answers.
+
+    Use `Engine.open`. Answers on several threads are independent: each has its own cache of
+    `limits.cache_bytes` bytes.
+
+    Attributes:
+        manifest: what the bundle says of itself.
+        tree: the tree of the bundle, the default of every answer.
+        tokenizer: None if the bundle was exported without one.
+        stop_token_ids: tokens that end an answer.
+        load_seconds: wall time of `open` and of loading the graphs used since.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, *, threads: int) -> None:
+        started = time.perf_counter()
+        self.manifest = manifest
+        self.limits = manifest.limits
+        self.tree = load_tree(folder / TREE_NAME)
+        self.tokenizer: Tokenizer | None = None
+        if TOKENIZER_FILE in manifest.files:
+            self.tokenizer = Tokenizer.open(folder)
+        self.stop_token_ids = frozenset(read_stop_token_ids(folder / GENERATION_NAME))
+        self.backend: Backend = OnnxRuntimeBackend(folder, manifest, threads=threads)
+        self.load_seconds = time.perf_counter() - started
+
+    @classmethod
+    def open(cls, path: str | Path, *, threads: int = 0, verify: bool = True) -> Engine:
+        """Open a bundle folder.
+
+        Args:
+            threads: of ONNX Runtime; 0 lets it take one per physical core.
+            verify: read every file and compare its sha256 with the manifest; sizes are always compared.
+
+        Raises:
+            UserError: not a bundle, a newer format, or a file that is missing, cut short or changed.
+        """
+        started = time.perf_counter()
+        folder = Path(path)
+        if folder.suffix == ".plan":
+            raise UserError(
+                f"{folder}: this version does not run TensorRT plans",
+                "give the bundle folder that medusa-export wrote, engines/NAME",
+            )
+        if threads < 0:
+            raise UserError(f"threads is {threads}", "give 0 (one per physical core) or more")
+        manifest = read_manifest(folder)
+        verify_files(folder, manifest, hashes=verify)
+        engine = cls(folder, manifest, threads=threads)
+        engine.load_seconds = time.perf_counter() - started
+        return engine
+
+    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
+        """Token ids of a prompt text, or of a conversation through the model's chat template.
+
+        Raises:
+            UserError: the bundle has no tokenizer, or the tokenizer or template refuses the input.
+        """
+        if self.tokenizer is None:
+            raise UserError(
+                f"{self.manifest.name}: this bundle has no tokenizer",
+                "give the prompt as token ids (--prompt-ids, prompt_ids=...)",
+            )
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.encode_chat(prompt)
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message] | None = None,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        ignore_eos: bool = False,
+        speculation: bool = True,
+        tree: Tree | None = None,
+    ) -> GenerationStream:
+        """Start an answer; iterate over the result for its pieces.
+
+        Args:
+            prompt: text, or a conversation as `{"role": ..., "content": ...}` messages.
+            prompt_ids: token ids instead of `prompt`.
+            max_new_tokens: at most this many tokens.
+            ignore_eos: do not stop at stop tokens.
+            speculation: False decodes plainly, one token per pass, without the heads.
+            tree: another tree than the bundle's, for this answer.
+
+        Raises:
+            UserError: the prompt is empty or too long, or the engine cannot run the tree.
+        """
+        if (prompt is None) == (prompt_ids is None):
+            raise UserError("give one of prompt and prompt_ids", "pass the other one as None")
+        self._load(speculation=speculation)
+        ids = list(prompt_ids) if prompt is None else self.encode(prompt)  # type: ignore[arg-type]
+        decoding = Decoding(
+            self.backend.new_state(),
+            self.limits,
+            ids,
+            plan=TreePlan(tree or self.tree, self.limits) if speculation else None,
+            max_new_tokens=max_new_tokens,
+            stop_ids=frozenset() if ignore_eos else self.stop_token_ids,
+        )
+        decoder = self.tokenizer.stream_decoder(prompt_ids=ids) if self.tokenizer else None
+        return GenerationStream(decoding, decoder, prompt_tokens=len(ids), load_seconds=self.load_seconds)
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message] | None = None,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        ignore_eos: bool = False,
+        speculation: bool = True,
+        tree: Tree | None = None,
+    ) -> Generation:
+        """Write a whole answer; arguments and errors as in `stream`."""
+        return self.stream(
+            prompt,
+            prompt_ids=prompt_ids,
+            max_new_tokens=max_new_tokens,
+            ignore_eos=ignore_eos,
+            speculation=speculation,
+            tree=tree,
+        ).generation
+
+    def _load(self, *, speculation: bool) -> None:
+        started = time.perf_counter()
+        self.backend.load(speculation=speculation)
+        self.load_seconds += time.perf_counter() - started

@@ -1,0 +1,195 @@
+"""The bundle on disk: its manifest, and the check that every file is the one that was exported."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import read_json, shown
+
+FORMAT = "medusa-bundle"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+WEIGHTS_NAME = "weights.bin"
+TREE_NAME = "tree.json"
+GENERATION_NAME = "generation_config.json"
+GRAPHS = ("round", "step")
+
+_MAX_MANIFEST_BYTES = 1 << 20
+_LARGEST_LIMIT = 1 << 31
+_EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes fixed when a model is exported.
+
+    Attributes:
+        layers, kv_heads, head_dim: of the key/value cache.
+        cache_rows: S_max, rows of the cache buffers; `max_length` and the slack of the compaction body.
+        max_length: rows that may hold prompt and answer.
+        heads: K Medusa heads; a tree is at most that deep.
+        topk: ranks each head offers.
+        max_tree_nodes: packed rows of a tree, root included.
+        vocab_size: rows of the LM projection.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    cache_rows: int
+    max_length: int
+    heads: int
+    topk: int
+    max_tree_nodes: int
+    vocab_size: int
+
+    @property
+    def depth(self) -> int:
+        """D, edges of the longest path; `retrieve_indices` has D+1 columns."""
+        return self.heads
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of one session's fp32 key/value cache."""
+        return 2 * self.layers * self.kv_heads * self.cache_rows * self.head_dim * 4
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `manifest.json` says.
+
+    Attributes:
+        name: what the bundle is called.
+        dtype: of weights and cache.
+        limits: sizes fixed in the graphs.
+        model, heads, tools: provenance: sources, hashes, versions.
+        graphs: graph name -> file name.
+        files: file name -> {"bytes": int, "sha256": hex} of every other file of the bundle.
+    """
+
+    name: str
+    dtype: str
+    limits: Limits
+    model: Mapping[str, Any]
+    heads: Mapping[str, Any]
+    tools: Mapping[str, Any]
+    graphs: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def heads_trained(self) -> bool:
+        return bool(self.heads.get("trained"))
+
+    def document(self) -> dict[str, Any]:
+        """The JSON form, format and version included."""
+        return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and validate the manifest of a bundle; the other files are not opened.
+
+    Raises:
+        UserError: not a bundle, a newer format, or a field that is missing or of the wrong kind.
+    """
+    path = folder / MANIFEST_NAME
+    if not folder.is_dir():
+        what = "there is no such folder" if not folder.exists() else "it is not a bundle folder"
+        raise UserError(f"{folder}: {what}", "give the folder that medusa-export wrote, engines/NAME")
+    if not path.is_file():
+        raise UserError(f"{folder}: no {MANIFEST_NAME}, so this is not a finished bundle", _EXPORT_HINT)
+    document = read_json(path, max_bytes=_MAX_MANIFEST_BYTES, hint=_EXPORT_HINT)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UserError(f'{path}: "format" is not {FORMAT!r}', _EXPORT_HINT)
+    version = document.get("format_version")
+    if type(version) is not int or version < 1:
+        raise UserError(f"{path}: format_version is {shown(version)}", _EXPORT_HINT)
+    if version > FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest this runtime reads",
+            "update medusa-engine, or export the model with this version",
+        )
+
+    def field_of(name: str, kind: type) -> Any:
+        if not isinstance(document.get(name), kind):
+            raise UserError(f'{path}: "{name}" is {shown(document.get(name))}', _EXPORT_HINT)
+        return document[name]
+
+    return Manifest(
+        name=field_of("name", str),
+        dtype=field_of("dtype", str),
+        limits=_limits(field_of("limits", dict), path),
+        model=field_of("model", dict),
+        heads=field_of("heads", dict),
+        tools=field_of("tools", dict),
+        graphs=_graphs(field_of("graphs", dict), path),
+        files=_files(field_of("files", dict), path),
+    )
+
+
+def verify_files(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
+    """Compare every file of the bundle with the manifest.
+
+    Args:
+        hashes: also read the files and compare sha256; sizes alone otherwise.
+
+    Raises:
+        UserError: a file is missing, of another size, or of other content; names it.
+    """
+    for name, facts in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{path}: the bundle's manifest lists this file, but it is missing", _EXPORT_HINT)
+        size = path.stat().st_size
+        if size != facts["bytes"]:
+            state = "cut short" if size < facts["bytes"] else "too long"
+            raise UserError(f"{path}: {state}: {size} bytes instead of {facts['bytes']}", _EXPORT_HINT)
+        if hashes and file_sha256(path) != facts["sha256"]:
+            raise UserError(f"{path}: changed since the export (its sha256 differs)", _EXPORT_HINT)
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _limits(values: Mapping[str, Any], path: Path) -> Limits:
+    expected = {field.name for field in fields(Limits)}
+    for name in expected:
+        value = values.get(name)
+        if type(value) is not int or not 0 < value < _LARGEST_LIMIT:
+            raise UserError(f'{path}: "limits.{name}" is {shown(value)}', _EXPORT_HINT)
+    limits = Limits(**{name: values[name] for name in expected})
+    if limits.cache_rows < limits.max_length + limits.depth + 1:
+        raise UserError(
+            f'{path}: "limits.cache_rows" is {limits.cache_rows}, below max_length + depth + 1', _EXPORT_HINT
+        )
+    return limits
+
+
+def _graphs(values: Mapping[str, Any], path: Path) -> dict[str, str]:
+    for name in GRAPHS:
+        if not isinstance(values.get(name), str):
+            raise UserError(f'{path}: "graphs.{name}" is {shown(values.get(name))}', _EXPORT_HINT)
+        _check_plain_name(values[name], path)
+    return dict(values)
+
+
+def _files(values: Mapping[str, Any], path: Path) -> dict[str, Mapping[str, Any]]:
+    for name, facts in values.items():
+        _check_plain_name(name, path)
+        if not isinstance(facts, dict) or type(facts.get("bytes")) is not int:
+            raise UserError(f'{path}: "files.{name}" does not give the size in bytes', _EXPORT_HINT)
+        if not isinstance(facts.get("sha256"), str):
+            raise UserError(f'{path}: "files.{name}" does not give the sha256', _EXPORT_HINT)
+    return dict(values)
+
+
+def _check_plain_name(name: str, path: Path) -> None:
+    if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
+        raise UserError(f"{path}: {shown(name)} is not the plain name of a file in the bundle", _EXPORT_HINT)

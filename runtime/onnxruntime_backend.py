@@ -1,0 +1,208 @@
+"""The embedded default: a bundle's graphs on ONNX Runtime, bound once and fed back without copies."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from medusa_engine.runtime.backend import Published
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import Limits, Manifest
+from medusa_engine.runtime.tree import TreeBuffers
+
+Int64Array = npt.NDArray[np.int64]
+
+_DEVICE = "cpu"
+_LOG_ERRORS = 3  # ONNX Runtime's severity; errors are raised as well
+
+
+class OnnxRuntimeBackend:
+    """`Backend` over ONNX Runtime's CPU provider.
+
+    A graph is loaded when it is first needed: plain decoding never loads the round; rounds, which take prompt
+    chunks too, never load the step.
+
+    Args:
+        folder: a verified bundle.
+        manifest: its manifest.
+        threads: intra-op threads; 0 leaves the choice to ONNX Runtime.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, *, threads: int = 0) -> None:
+        self.limits = manifest.limits
+        self._paths = {graph: folder / name for graph, name in manifest.graphs.items()}
+        self._options = ort.SessionOptions()
+        self._options.intra_op_num_threads = threads
+        self._options.log_severity_level = _LOG_ERRORS
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        self._lock = threading.Lock()
+
+    def load(self, *, speculation: bool) -> None:
+        """Load the round or the step graph.
+
+        Raises:
+            UserError: ONNX Runtime refuses the file.
+        """
+        self.session("round" if speculation else "step")
+
+    def new_state(self) -> OnnxRuntimeState:
+        """An empty cache of `limits.cache_bytes` bytes; the system gives memory as rows are written."""
+        return OnnxRuntimeState(self)
+
+    def session(self, graph: str) -> ort.InferenceSession:
+        """The session of a graph, loaded once.
+
+        Raises:
+            UserError: ONNX Runtime refuses the file.
+        """
+        with self._lock:
+            if graph not in self._sessions:
+                path = str(self._paths[graph])
+                try:
+                    self._sessions[graph] = ort.InferenceSession(
+                        path, self._options, providers=["CPUExecutionProvider"]
+                    )
+                except Exception as error:
+                    reason = next(iter(str(error).splitlines()), type(error).__name__)
+                    raise UserError(
+                        f"{path}: ONNX Runtime {ort.__version__} does not load it: {reason}",
+                        "export the model again with medusa-export --force, or free memory if it ran out",
+                    ) from error
+            return self._sessions[graph]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """State that one pass leaves for the next.
+
+    Attributes:
+        input_ids, position_ids: [1, rows] int64, tokens of the next tree and where they stand.
+        past_length, pending_count: [1] int64.
+        pending_rows: [D+1] int64.
+        accepted_tokens: [D+1] int64, published by the pass that wrote this slot; -1 behind the count.
+        accepted_count: [1] int64, G.
+    """
+
+    input_ids: Int64Array
+    position_ids: Int64Array
+    past_length: Int64Array
+    pending_rows: Int64Array
+    pending_count: Int64Array
+    accepted_tokens: Int64Array
+    accepted_count: Int64Array
+
+    @classmethod
+    def allocate(cls, rows: int, depth: int) -> Slot:
+        shapes = ((1, rows), (1, rows), (1,), (depth + 1,), (1,), (depth + 1,), (1,))
+        return cls(*(np.zeros(shape, dtype=np.int64) for shape in shapes))
+
+
+class OnnxRuntimeState:
+    """`DecodeState` whose passes read one slot, write the other, and update the cache where it lies."""
+
+    def __init__(self, backend: OnnxRuntimeBackend) -> None:
+        self._backend = backend
+        limits = backend.limits
+        self._slots = tuple(Slot.allocate(limits.max_tree_nodes, limits.depth) for _ in range(2))
+        self._current = 0  # the slot that the next pass reads
+        self._rows_ready = 0
+        self._bindings: dict[str, ort.IOBinding] = {}
+        self.cache = _allocate_cache(limits)
+
+    @property
+    def slot(self) -> Slot:
+        """What the last pass left."""
+        return self._slots[self._current]
+
+    @property
+    def rows_ready(self) -> int:
+        return self._rows_ready
+
+    def prefill(self, token_ids: Int64Array, start: int, next_tree: TreeBuffers | None) -> None:
+        rows = len(token_ids)
+        inputs = {
+            "input_ids": token_ids[None],  # [1, N]
+            "position_ids": np.arange(start, start + rows)[None],  # [1, N]
+            "tree_mask": np.tri(rows, dtype=np.bool_),  # [N, N]
+            "logit_rows": np.array([rows - 1]),
+        }
+        if next_tree is None:
+            self._run("step", inputs, next_rows=1)
+        else:
+            # A chunk is a tree of one node: its last row is the root, the rows before it are committed.
+            inputs["retrieve_indices"] = np.full((1, self._backend.limits.depth + 1), -1)
+            inputs["retrieve_indices"][0, 0] = rows - 1
+            self._run_round(inputs, next_tree)
+
+    def round(self, tree: TreeBuffers, next_tree: TreeBuffers) -> None:
+        inputs = self._verify(len(tree.tree_indices), tree.tree_mask)
+        inputs["retrieve_indices"] = tree.retrieve_indices
+        self._run_round(inputs, next_tree)
+
+    def step(self) -> None:
+        self._run("step", self._verify(1, np.ones((1, 1), dtype=np.bool_)), next_rows=1)
+
+    def read(self) -> Published:
+        slot = self.slot
+        return Published(slot.accepted_tokens[: slot.accepted_count[0]].copy(), int(slot.past_length[0]))
+
+    def keep_pending(self, count: int) -> None:
+        self.slot.pending_count[0] = count
+
+    def _verify(self, rows: int, mask: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+        """Inputs of a pass over the first `rows` packed rows that the last pass proposed."""
+        return {
+            "input_ids": self.slot.input_ids[:, :rows],
+            "position_ids": self.slot.position_ids[:, :rows],
+            "tree_mask": mask,
+            "logit_rows": np.arange(rows),
+        }
+
+    def _run_round(self, inputs: dict[str, npt.NDArray[Any]], next_tree: TreeBuffers) -> None:
+        inputs["tree_indices"] = next_tree.tree_indices
+        self._run("round", inputs, next_rows=len(next_tree.tree_indices))
+
+    def _run(self, graph: str, inputs: dict[str, npt.NDArray[Any]], *, next_rows: int) -> None:
+        session = self._backend.session(graph)
+        if graph not in self._bindings:
+            self._bindings[graph] = session.io_binding()
+            for name, value in self.cache.items():  # one buffer as past and present
+                self._bindings[graph].bind_ortvalue_input(f"past_{name}", value)
+                self._bindings[graph].bind_ortvalue_output(f"present_{name}", value)
+        binding = self._bindings[graph]
+        before, after = self.slot, self._slots[1 - self._current]
+        inputs["past_length"] = before.past_length
+        inputs["pending_rows"] = before.pending_rows
+        inputs["pending_count"] = before.pending_count
+        outputs = {
+            "accepted_tokens": after.accepted_tokens,
+            "accepted_count": after.accepted_count,
+            "next_input_ids": after.input_ids[:, :next_rows],
+            "next_position_ids": after.position_ids[:, :next_rows],
+            "next_past_length": after.past_length,
+            "next_pending_rows": after.pending_rows,
+            "next_pending_count": after.pending_count,
+        }
+        for name, array in inputs.items():
+            binding.bind_input(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
+        session.run_with_iobinding(binding)  # `inputs` lives until here: the binding holds addresses only
+        self._current = 1 - self._current
+        self._rows_ready = next_rows
+
+
+def _allocate_cache(limits: Limits) -> dict[str, ort.OrtValue]:
+    """`key.L` and `value.L` -> [1, H_kv, S_max, head_dim] zeros: rows never written must stay finite."""
+    shape = (1, limits.kv_heads, limits.cache_rows, limits.head_dim)
+    return {
+        f"{kind}.{layer}": ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype=np.float32))
+        for kind in ("key", "value")
+        for layer in range(limits.layers)
+    }

@@ -1,0 +1,156 @@
+"""The round loop: prefill, then launch a pass and read what it published, until a condition ends the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
+
+import numpy as np
+
+from medusa_engine.runtime.backend import DecodeState
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import Limits
+from medusa_engine.runtime.tree import Tree, TreeBuffers, check_tree, compile_tree
+
+CHUNK_ROWS = 256  # prompt tokens per prefill pass
+
+
+class Round(NamedTuple):
+    """One pass of the decode loop: the tokens it published, and its wall time in seconds."""
+
+    token_ids: list[int]
+    seconds: float
+
+
+class TreePlan:
+    """The buffers of one tree and of the smaller ones it shrinks to at the end of the cache.
+
+    Raises:
+        UserError: the engine cannot run the tree.
+    """
+
+    def __init__(self, tree: Tree, limits: Limits) -> None:
+        check_tree(tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
+        self.tree = tree
+        self._limits = limits
+        self._by_rows: dict[int, TreeBuffers] = {}
+        self.full = self.fit(tree.nodes)
+
+    def fit(self, rows: int) -> TreeBuffers:
+        """Buffers of the tree's first `rows` packed rows, or of the whole tree if it has no more."""
+        rows = min(rows, self.tree.nodes)
+        if rows not in self._by_rows:
+            self._by_rows[rows] = compile_tree(self.tree.shrunk(rows), topk=self._limits.topk, depth=self._limits.depth)
+        return self._by_rows[rows]
+
+
+class Decoding:
+    """Iterates over the rounds of one answer.
+
+    Every published token has its key and value in the cache, so an answer has at most
+    `max_length - len(prompt_ids)` tokens. A stop token is published; what a round accepted behind it is not.
+
+    Args:
+        state: holds nothing yet.
+        limits: of its engine.
+        prompt_ids: at least one token.
+        plan: the tree of every round, or None for plain steps.
+        max_new_tokens: at most this many tokens are published.
+        stop_ids: tokens that end the answer.
+
+    Attributes:
+        finish_reason: `stop`, `length` or `cache_full` once the iteration has ended, None before.
+        prefill_seconds: wall time of the prompt.
+        rounds: the rounds so far.
+
+    Raises:
+        UserError: the prompt is empty, does not fit the cache, or has a token outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        state: DecodeState,
+        limits: Limits,
+        prompt_ids: Sequence[int],
+        *,
+        plan: TreePlan | None,
+        max_new_tokens: int,
+        stop_ids: Set[int],
+    ) -> None:
+        _check_prompt(prompt_ids, limits)
+        if max_new_tokens < 0:
+            raise UserError(f"max_new_tokens is {max_new_tokens}", "give 0 or more")
+        self._state = state
+        self._limits = limits
+        self._prompt = np.array(prompt_ids, dtype=np.int64)
+        self._plan = plan
+        self._budget = max_new_tokens
+        self._stop_ids = stop_ids
+        self.finish_reason: str | None = None
+        self.prefill_seconds = 0.0
+        self.rounds: list[Round] = []
+
+    def __iter__(self) -> Iterator[Round]:
+        length = len(self._prompt)  # tokens that have a cache row
+        if self._budget:
+            self._prefill()
+        while self.finish_reason is None:
+            if not self._budget:
+                self.finish_reason = "length"
+            elif length == self._limits.max_length:
+                self.finish_reason = "cache_full"
+            else:
+                started = time.perf_counter()
+                self._launch(self._limits.max_length - length)
+                token_ids = self._published()
+                length += len(token_ids)
+                self._budget -= len(token_ids)
+                self.rounds.append(Round(token_ids, time.perf_counter() - started))
+                yield self.rounds[-1]
+
+    def _prefill(self) -> None:
+        started = time.perf_counter()
+        next_tree = None if self._plan is None else self._plan.full
+        for start in range(0, len(self._prompt), CHUNK_ROWS):
+            chunk = self._prompt[start : start + CHUNK_ROWS]
+            self._state.prefill(chunk, start, next_tree)
+        self._state.read()
+        self.prefill_seconds = time.perf_counter() - started
+
+    def _launch(self, rows_left: int) -> None:
+        if self._plan is None:
+            self._state.step()
+        else:
+            tree = self._plan.fit(min(rows_left, self._state.rows_ready))
+            self._state.round(tree, self._plan.full)
+
+    def _published(self) -> list[int]:
+        """Read the pass; cut behind a stop token (a stop wins over the budget) and at the budget."""
+        token_ids: list[int] = self._state.read().tokens.tolist()
+        kept = len(token_ids)
+        for count, token in enumerate(token_ids[: self._budget], start=1):
+            if token in self._stop_ids:
+                self.finish_reason = "stop"
+                kept = count
+                break
+        kept = min(kept, self._budget)
+        if kept < len(token_ids):
+            self._state.keep_pending(kept)
+        return token_ids[:kept]
+
+
+def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
+    if not prompt_ids:
+        raise UserError("the prompt is empty: it has no tokens", "give at least one token of prompt")
+    if len(prompt_ids) > limits.max_length:
+        raise UserError(
+            f"the prompt has {len(prompt_ids)} tokens, but the cache holds {limits.max_length}",
+            "shorten the prompt, or export with a larger medusa-export --max-length",
+        )
+    for token in prompt_ids:
+        if not 0 <= token < limits.vocab_size:
+            raise UserError(
+                f"prompt token {token} is outside the vocabulary of {limits.vocab_size} tokens",
+                f"give ids from 0 to {limits.vocab_size - 1}",
+            )

@@ -1,0 +1,50 @@
+"""Lines about a finished answer for people to read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+
+from medusa_engine.runtime.generation import Generation
+from medusa_engine.runtime.manifest import Manifest
+
+
+def statistics(generation: Generation, manifest: Manifest) -> str:
+    """Tokens per round, time per round and speed of one answer."""
+    published = generation.published_per_round
+    rounds = max(generation.rounds, 1)
+    milliseconds = [1000 * seconds for seconds in generation.round_seconds] or [0.0]
+    histogram = ", ".join(f"{count} x {size}" for size, count in sorted(Counter(published).items()))
+    heads = "" if manifest.heads_trained else ", untrained: expect no speed-up from them"
+    return "\n".join(
+        (
+            f"heads              {manifest.limits.heads}{heads}",
+            f"prompt             {generation.prompt_tokens} tokens in {generation.timings.prefill:.2f} s",
+            f"answer             {generation.generated_tokens} tokens in {generation.timings.decode:.2f} s"
+            f" ({_per_second(generation):.1f} tokens/s), finish: {generation.finish_reason}",
+            f"tokens per round   {generation.generated_tokens / rounds:.2f}"
+            f" over {generation.rounds} rounds ({histogram or 'none'})",
+            f"time per round     {median(milliseconds):.1f} ms median"
+            f" ({min(milliseconds):.1f} to {max(milliseconds):.1f})",
+        )
+    )
+
+
+def compared(generation: Generation, plain: Generation) -> str:
+    """Whether plain decoding gave the same ids, and how fast the answer was beside it."""
+    same = "yes" if plain.token_ids == generation.token_ids else "NO"
+    ratio = _per_second(generation) / _per_second(plain) if _per_second(plain) else 0.0
+    step = median(1000 * seconds for seconds in plain.round_seconds or [0.0])
+    return "\n".join(
+        (
+            f"plain decoding     {plain.generated_tokens} tokens in {plain.timings.decode:.2f} s"
+            f" ({_per_second(plain):.1f} tokens/s), {step:.1f} ms median per step",
+            f"same ids           {same}",
+            f"speed ratio        {ratio:.2f} x plain decoding",
+        )
+    )
+
+
+def _per_second(generation: Generation) -> float:
+    seconds = generation.timings.decode
+    return generation.generated_tokens / seconds if seconds else 0.0

@@ -1,0 +1,273 @@
+"""Medusa trees: read a path set, check it against an engine, derive the round's four buffers from it.
+
+A path is the tuple of head ranks from the root to a node: `(2, 0)` is the best token of head 1 below the
+third-best token of head 0. A tree is a prefix-closed set of paths; the root is implicit. Packed row 0 is the
+root and packed row `1 + i` is path `i` in canonical order, which sorts by (length, path).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+import numpy as np
+import numpy.typing as npt
+
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import read_json, shown
+
+MAX_TREE_BYTES = 1 << 20
+RANK_LIMIT = 1 << 31
+METADATA_KEYS = ("description", "source", "heads", "topk", "probabilities", "metadata")
+ACCEPTED_KEYS = ("paths", "name", *METADATA_KEYS)
+
+_SHOWN_RANKS = 8
+_FORMAT_HINT = 'write the tree as {"paths": [[0], [1], [0, 0]]} or as the list of paths alone'
+
+TreePath = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A prefix-closed set of draft paths in canonical order, root excluded.
+
+    Args:
+        paths: distinct non-empty paths sorted by (length, path); empty for the tree of one row.
+        name: what reports and errors call the tree.
+        metadata: the file's other keys (`METADATA_KEYS`) as written; never interpreted.
+
+    Raises:
+        ValueError: the paths are not canonical or not prefix-closed. `parse_tree` sorts and explains.
+    """
+
+    paths: tuple[TreePath, ...]
+    name: str = "tree"
+    metadata: dict[str, object] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        known: set[TreePath] = {()}
+        previous: TreePath = ()
+        for path in self.paths:
+            if (len(path), path) <= (len(previous), previous):
+                raise ValueError(f"paths are not in canonical order at {_path_text(path)}")
+            if path[:-1] not in known or path[-1] < 0:
+                raise ValueError(f"parent or rank of {_path_text(path)} is not valid")
+            known.add(path)
+            previous = path
+
+    @property
+    def nodes(self) -> int:
+        """Packed rows N, root included."""
+        return 1 + len(self.paths)
+
+    @property
+    def depth(self) -> int:
+        """Edges on the longest path, that is how many heads the tree uses; 0 for the root alone."""
+        return len(self.paths[-1]) if self.paths else 0
+
+    @property
+    def widest_rank(self) -> int:
+        """Largest rank of any path; -1 for the root alone."""
+        return max((path[-1] for path in self.paths), default=-1)
+
+    def shrunk(self, rows: int) -> Tree:
+        """The tree of the first `rows` packed rows, prefix-closed because shorter paths come first.
+
+        Args:
+            rows: packed rows to keep, root included; at least 1.
+
+        Returns:
+            This tree if it has no more than `rows`; else a smaller one without metadata, which
+            describes the whole tree.
+
+        Raises:
+            ValueError: `rows` is below 1.
+        """
+        if rows < 1:
+            raise ValueError(f"a tree keeps at least 1 row, not {rows}")
+        if rows >= self.nodes:
+            return self
+        return Tree(self.paths[: rows - 1], f"{self.name}[:{rows}]")
+
+
+@dataclass(frozen=True, eq=False)
+class TreeBuffers:
+    """What a round reads of a tree of N packed rows; read-only arrays, all from one path set.
+
+    Attributes:
+        tree_mask: [N, N] bool, `[u, v]` is true where row v is row u or one of its ancestors.
+        position_offsets: [N] int64, depth of the row; its logical position is past_length + offset.
+        tree_indices: [N] int64, candidate slot: 0 for the root, `1 + j * topk + r` for rank r of head j.
+        retrieve_indices: [paths, depth + 1] int64, rows from the root to each leaf, leaves in canonical
+            order, padded with -1.
+    """
+
+    tree_mask: npt.NDArray[np.bool_]
+    position_offsets: npt.NDArray[np.int64]
+    tree_indices: npt.NDArray[np.int64]
+    retrieve_indices: npt.NDArray[np.int64]
+
+
+def load_tree(path: Path) -> Tree:
+    """Read a tree file: UTF-8 JSON of at most `MAX_TREE_BYTES`, in the form `parse_tree` accepts.
+
+    NaN, Infinity and repeated object keys are refused. A file that gives no name is called by its stem.
+
+    Raises:
+        UserError: the file cannot be read, is not strict JSON, or is not a tree; names the file, and
+            line and column of a JSON error.
+    """
+    return parse_tree(read_json(path, max_bytes=MAX_TREE_BYTES, hint=_FORMAT_HINT), str(path))
+
+
+def parse_tree(document: object, source: str) -> Tree:
+    """Build a tree from a list of paths, or from an object with `paths` and any of `ACCEPTED_KEYS`.
+
+    Paths may come in any order. The tree is called by `name`, else by the last part of `source`
+    without `.json`.
+
+    Args:
+        document: decoded JSON.
+        source: where it came from (a file name), named in every error.
+
+    Raises:
+        UserError: unknown key, an entry that is no path of integer ranks in 0 … 2**31 - 1, a path given
+            twice, or one whose prefix is missing; names the entry and its value.
+    """
+    name = PurePath(source).name.removesuffix(".json") or source
+    metadata: dict[str, object] = {}
+    entries = document
+    if isinstance(document, dict):
+        for key in document:
+            if key not in ACCEPTED_KEYS:
+                raise UserError(
+                    f"{source}: unknown top-level key {shown(key)}",
+                    f"accepted keys are {', '.join(ACCEPTED_KEYS)}",
+                )
+        if "paths" not in document:
+            raise UserError(f'{source}: the key "paths" is missing', _FORMAT_HINT)
+        entries = document["paths"]
+        metadata = {key: document[key] for key in METADATA_KEYS if key in document}
+        if "name" in document:
+            name = document["name"]
+            if not isinstance(name, str) or not name or not name.isprintable():
+                raise UserError(f"{source}: name {shown(name)} is not a line of text", "give the tree a printable name")
+    if not isinstance(entries, (list, tuple)):
+        raise UserError(f"{source}: the paths are not a list but {shown(entries)}", _FORMAT_HINT)
+    seen: dict[TreePath, int] = {}
+    for index, entry in enumerate(entries):
+        path = _parse_path(entry, f"{source}: entry {index}")
+        if path in seen:
+            raise UserError(
+                f"{source}: path {_path_text(path)} is given twice, as entries {seen[path]} and {index}",
+                "list every path once",
+            )
+        seen[path] = index
+    _check_prefixes(seen, source)
+    return Tree(tuple(sorted(seen, key=lambda path: (len(path), path))), name, metadata)
+
+
+def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int) -> None:
+    """Refuse a tree that an engine cannot run.
+
+    Args:
+        heads: Medusa heads of the engine; paths may be that long.
+        topk: candidates the engine keeps per head; ranks run from 0 to topk - 1.
+        max_tree_nodes: packed rows a round of the engine may have, root included.
+
+    Raises:
+        UserError: names the tree's value, the engine's limit and the export option that raises it.
+    """
+    if tree.depth > heads:
+        raise UserError(
+            f"tree {tree.name} has depth {tree.depth}, but the engine has {heads} heads",
+            f"use a tree whose paths have at most {heads} ranks, or export a checkpoint with "
+            f"{tree.depth} heads (medusa-export --heads)",
+        )
+    if tree.widest_rank >= topk:
+        raise UserError(
+            f"tree {tree.name} uses rank {tree.widest_rank}, but the engine keeps ranks 0 to {topk - 1}",
+            f"use a tree of smaller ranks, or export with medusa-export --top-k {tree.widest_rank + 1}",
+        )
+    if tree.nodes > max_tree_nodes:
+        raise UserError(
+            f"tree {tree.name} has {tree.nodes} nodes with the root, but the engine allows {max_tree_nodes}",
+            f"use a smaller tree, or export with medusa-export --max-tree-nodes {tree.nodes}",
+        )
+
+
+def compile_tree(tree: Tree, *, topk: int, depth: int) -> TreeBuffers:
+    """Derive all four buffers of a round from the tree's path set.
+
+    Takes memory of N * N bytes: run `check_tree` on a user's tree first.
+
+    Args:
+        topk: candidates the engine keeps per head, above every rank of the tree.
+        depth: edges the engine's paths can have (its heads), at least the tree's depth.
+
+    Returns:
+        TreeBuffers with N = tree.nodes rows and one retrieve row of depth + 1 columns per leaf.
+
+    Raises:
+        ValueError: the tree is deeper than `depth` or has a rank of at least `topk`.
+
+    Source: tree attention, arXiv 2401.10774, section 2.1.2.
+    """
+    if tree.depth > depth or tree.widest_rank >= topk:
+        raise ValueError(
+            f"a tree of depth {tree.depth} and widest rank {tree.widest_rank} "
+            f"does not fit depth {depth} and topk {topk}"
+        )
+    row_of = {path: row for row, path in enumerate(((), *tree.paths))}
+    parents = {path[:-1] for path in tree.paths}
+    leaves = [path for path in row_of if path not in parents]
+    tree_mask = np.eye(tree.nodes, dtype=np.bool_)  # [N, N]
+    position_offsets = np.zeros(tree.nodes, dtype=np.int64)  # [N]
+    tree_indices = np.zeros(tree.nodes, dtype=np.int64)  # [N]
+    retrieve_indices = np.full((len(leaves), depth + 1), -1, dtype=np.int64)  # [paths, depth + 1]
+    for path in tree.paths:
+        row = row_of[path]
+        tree_mask[row] |= tree_mask[row_of[path[:-1]]]
+        position_offsets[row] = len(path)
+        tree_indices[row] = 1 + (len(path) - 1) * topk + path[-1]
+    for index, leaf in enumerate(leaves):
+        retrieve_indices[index, : len(leaf) + 1] = [row_of[leaf[:edges]] for edges in range(len(leaf) + 1)]
+    for buffer in (tree_mask, position_offsets, tree_indices, retrieve_indices):
+        buffer.setflags(write=False)
+    return TreeBuffers(tree_mask, position_offsets, tree_indices, retrieve_indices)
+
+
+def _parse_path(entry: object, where: str) -> TreePath:
+    if not isinstance(entry, (list, tuple)):
+        raise UserError(f"{where} is not a list of ranks: {shown(entry)}", _FORMAT_HINT)
+    if not entry:
+        raise UserError(f"{where} is an empty path (the root is implicit)", "remove the empty path")
+    for rank in entry:
+        if isinstance(rank, str):
+            raise UserError(f"{where} holds the string rank {shown(rank)}", "write ranks as bare integers")
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise UserError(f"{where} holds {shown(rank)}, which is not an integer rank", _FORMAT_HINT)
+        if rank < 0:
+            raise UserError(f"{where} holds the negative rank {shown(rank)}", "ranks count from 0")
+        if rank >= RANK_LIMIT:
+            raise UserError(f"{where}: rank {shown(rank)} does not fit", f"ranks are below {RANK_LIMIT}")
+    return tuple(entry)
+
+
+def _check_prefixes(paths: Iterable[TreePath], source: str) -> None:
+    known = {(), *paths}
+    for path in paths:
+        if path[:-1] in known:
+            continue
+        missing = next(path[:length] for length in range(1, len(path)) if path[:length] not in known)
+        word = "parent" if len(missing) == len(path) - 1 else "prefix"
+        raise UserError(
+            f"{source}: {word} {_path_text(missing)} of {_path_text(path)} is missing",
+            f"list every prefix of a path as a path of its own: add {_path_text(missing)}",
+        )
+
+
+def _path_text(path: TreePath) -> str:
+    ranks = ", ".join(shown(rank) for rank in path[:_SHOWN_RANKS])
+    return f"[{ranks}]" if len(path) <= _SHOWN_RANKS else f"[{ranks}, … {len(path)} ranks]"

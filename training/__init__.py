@@ -1,0 +1,1 @@
+"""Trains and calibrates Medusa heads and searches trees."""

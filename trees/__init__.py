@@ -1,0 +1,1 @@
+"""Named trees, one JSON file each."""
