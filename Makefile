@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PROMPT ?= Why is the sky blue? Answer in a few sentences.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,7 +51,7 @@ $(ENGINE)/manifest.json: $(EXPORTER) trees/8.json | model
 	$(BIN)/medusa-export --model $(MODEL) --untrained-heads 4 --tree trees/8.json --output $(ENGINE) --force
 
 demo: engine
-	$(BIN)/python engines/recipes/demo.py
+	$(BIN)/medusa-run --engine $(ENGINE) --chat --prompt "$(PROMPT)" --stats --compare-plain
 
 test: engine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
+import glob
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,36 +16,55 @@ from pathlib import Path
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import MANIFEST_NAME, Manifest, file_sha256
 
+# <fcntl.h> and <linux/fs.h>
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuse an output that exists, unless it is a bundle (or an empty folder) and may be replaced.
+    """Refuse an output that cannot be written or exists, unless it is a bundle (or an empty folder) and may go.
 
     Raises:
         UserError: names the folder.
     """
-    if not target.exists() and not target.is_symlink():
-        return
-    if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST_NAME).is_file()):
-        raise UserError(f"{target}: exists and is not a bundle", "give another --output")
-    if any(target.iterdir()) and not force:
-        raise UserError(f"{target}: the bundle exists already", "give --force to replace it, or another --output")
+    with _write_errors(target):
+        if not target.exists() and not target.is_symlink():
+            folder = next(parent for parent in target.absolute().parents if parent.exists())
+            if not folder.is_dir():
+                raise UserError(f"{target}: {folder} is not a folder", "give another --output")
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise UserError(f"{target}: no permission to write into {folder}", "give another --output")
+            return
+        if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST_NAME).is_file()):
+            raise UserError(f"{target}: exists and is not a bundle", "give another --output")
+        if any(target.iterdir()) and not force:
+            raise UserError(f"{target}: the bundle exists already", "give --force to replace it, or another --output")
 
 
 @contextlib.contextmanager
 def new_bundle(target: Path) -> Iterator[Path]:
     """A folder beside `target` to write into; it becomes `target` when the block ends, and goes if it fails.
 
-    The bundle that was there is kept until the new one is complete.
+    The bundle that was there is kept until the new one is complete. What a killed export left beside `target` goes.
+
+    Raises:
+        UserError: the system refuses to write.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.parent / f".{target.name}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-        _put_in_place(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    target = target.resolve()  # of a link, the folder it points to is replaced
+    prefix = f".{target.name}.partial-"
+    with _write_errors(target), _parents(target):
+        for abandoned in target.parent.glob(f"{glob.escape(prefix)}*"):
+            with _held(abandoned) as held:
+                if held:
+                    shutil.rmtree(abandoned, ignore_errors=True)
+        partial = target.parent / f"{prefix}{secrets.token_hex(4)}"
+        partial.mkdir()
+        try:
+            with _held(partial):
+                yield partial
+                _put_in_place(partial, target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def file_facts(folder: Path) -> dict[str, dict[str, int | str]]:
@@ -55,12 +78,67 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
 
 
+@contextlib.contextmanager
+def _write_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{target}: cannot write the bundle: {error.strerror or error}",
+            "free space or change the permissions there, or give another --output",
+        ) from error
+
+
+@contextlib.contextmanager
+def _parents(target: Path) -> Iterator[None]:
+    """The folders above `target`; those that had to be made go again if the block fails."""
+    made = [parent for parent in target.parents if not parent.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # something else is in there by now
+            for parent in made:
+                parent.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Lock a folder, which ends with this process however it ends; False if it is another's or cannot be locked."""
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except OSError:
+            held = False
+        yield held
+
+
 def _put_in_place(partial: Path, target: Path) -> None:
     for path in partial.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    replaced = target.parent / f".{target.name}.replaced-{os.getpid()}"
-    if target.exists():
-        target.rename(replaced)
-    partial.rename(target)
-    shutil.rmtree(replaced, ignore_errors=True)
+    if not target.exists():
+        partial.rename(target)
+    elif not _exchange(partial, target):
+        replaced = target.with_name(partial.name.replace(".partial-", ".replaced-"))
+        try:
+            target.rename(replaced)
+            partial.rename(target)
+        except BaseException:
+            if not target.exists():
+                replaced.rename(target)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change names in one step; False where the system or its file system has no such step."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "renameat2"):
+        return False
+    names = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
+    return bool(libc.renameat2(*names, _RENAME_EXCHANGE) == 0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
+from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import file_sha256
-from medusa_engine.runtime.strict_json import read_json
+from medusa_engine.runtime.strict_json import read_json, shown
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "medusa_lm_head.pt"]
@@ -46,19 +46,29 @@ class Source:
 
     def load_options(self) -> dict[str, Any]:
         """Arguments of transformers' `from_pretrained`."""
-        options: dict[str, Any] = {"pretrained_model_name_or_path": str(self.folder), "local_files_only": True}
+        options: dict[str, Any] = {
+            "pretrained_model_name_or_path": str(self.folder),
+            "local_files_only": True,
+            "trust_remote_code": False,  # left open, transformers would ask on the terminal
+        }
         return options | ({"gguf_file": self.gguf} if self.gguf else {})
 
-    def weight_hashes(self) -> dict[str, str]:
-        """File name -> sha256 of every weights file."""
-        paths = [self.path] if self.gguf else sorted(self.folder.glob("*.safetensors"))
-        return {path.name: file_sha256(path) for path in paths}
+    def weight_files(self) -> list[Path]:
+        """The files that hold the weights; errors as in `weight_files.py`."""
+        if self.gguf:
+            check_weights(self.path)
+            return [self.path]
+        return weight_files(self.folder)
 
 
-def find_source(model: str) -> Source:
+def find_source(model: str, *, heads: Path | None = None) -> Source:
     """Resolve what a user gave as model.
 
     A Medusa repository (its config has `medusa_num_heads`) names its base, which is resolved in turn.
+
+    Args:
+        model: folder, hub id or .gguf file.
+        heads: the Medusa repository that names this model as its base.
 
     Raises:
         UserError: nothing is there, or it is not a checkpoint.
@@ -67,22 +77,26 @@ def find_source(model: str) -> Source:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise UserError(f"{model}: there is no such file", "check the path of the .gguf file")
-        return Source(name=path.stem, folder=path.parent, gguf=path.name)
+        return Source(name=path.stem, folder=path.parent, gguf=path.name, heads=heads)
     folder = find_folder(model, what="model")
     config = read_config(folder)
     if "medusa_num_heads" not in config or list(folder.glob("model*.safetensors")):
-        heads = folder if any((folder / name).is_file() for name in _HEAD_FILES) else None
+        if heads is None and any((folder / name).is_file() for name in _HEAD_FILES):
+            heads = folder
         return Source(name=folder_name(model), folder=folder, heads=heads)
+    hint = "give the base with --model and this repository with --heads"
+    if heads is not None:
+        raise UserError(f"{folder}: these are Medusa heads, not a base model", hint)
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(
-            f"{folder / 'config.json'}: these are Medusa heads, but base_model_name_or_path names no base model",
-            "give the base with --model and this repository with --heads",
+            f"{folder / 'config.json'}: these are Medusa heads, but base_model_name_or_path names no base model", hint
         )
-    if (folder / base).is_dir():
-        base = str(folder / base)
-    found = find_source(base)
-    return Source(name=folder_name(model), folder=found.folder, gguf=found.gguf, heads=folder)
+    try:
+        found = find_source(str(folder / base) if (folder / base).is_dir() else base, heads=folder)
+    except UserError as error:
+        raise UserError(f"{folder / 'config.json'}: base_model_name_or_path: {error.problem}", hint) from error
+    return replace(found, name=folder_name(model))
 
 
 def find_folder(name: str, *, what: str) -> Path:
@@ -101,14 +115,12 @@ def find_folder(name: str, *, what: str) -> Path:
     if not _HUB_ID.fullmatch(name):
         raise UserError(f"{name}: there is no such {what}", "give an existing folder, a hub id or a .gguf file")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # its own errors, the HTTP library's, or the disk's
         raise UserError(
-            f"{name}: no such folder, and the hub does not give a {what} of that id: {reason}",
+            f"{name}: no such folder, and the hub does not give a {what} of that id: {first_line(error)}",
             "check the name; offline, only models in the hub's local cache can be used",
         ) from error
 
@@ -142,6 +154,7 @@ def load_model(source: Source) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    source.weight_files()
     register_tree_attention()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -149,31 +162,40 @@ def load_model(source: Source) -> Any:
             dtype=torch.float32,
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with the tensor's name
             **({} if source.gguf else {"use_safetensors": True}),
         )
     except Exception as error:  # transformers and safetensors raise whatever the file made them trip over
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"{source.path}: cannot load the model: {reason}",
+            f"{source.path}: cannot load the model: {first_line(error)}",
             "give a decoder-only causal LM that transformers loads, with complete safetensors or GGUF weights",
         ) from error
-    for what in ("missing_keys", "mismatched_keys"):
-        if info.get(what):
-            first = sorted(str(key) for key in info[what])[0]
-            raise UserError(
-                f"{source.path}: {len(info[what])} weights are {what.removesuffix('_keys')}, first {first}",
-                "fetch the checkpoint again: weights are never made up",
-            )
+    hint = "fetch the checkpoint again: weights are never made up"
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(f"{source.path}: tensors are missing ({len(missing)}), the first is {missing[0]}", hint)
+    if mismatched := sorted(info["mismatched_keys"]):
+        name, found, needed = mismatched[0]
+        raise UserError(f"{source.path}: {name} has shape {list(found)}, but config.json asks for {list(needed)}", hint)
     return model.eval()
 
 
 def stop_token_ids(model: Any, tokenizer: Any | None) -> list[int]:
-    """Every stop token that the generation settings, the config or the tokenizer name, ascending."""
+    """Every stop token that the generation settings, the config or the tokenizer name, ascending.
+
+    Raises:
+        UserError: one of them is not a token id.
+    """
     named = [model.generation_config.eos_token_id, model.config.get_text_config().eos_token_id]
     named.append(getattr(tokenizer, "eos_token_id", None))
     ids: set[int] = set()
     for value in named:
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+        for token_id in value if isinstance(value, list) else [] if value is None else [value]:
+            if type(token_id) is not int or token_id < 0:
+                raise UserError(
+                    f"{model.name_or_path}: eos_token_id {shown(token_id)} is not a token id",
+                    "correct config.json and generation_config.json: one token id, a list of them, or null",
+                )
+            ids.add(token_id)
     return sorted(ids)
 
 
@@ -191,9 +213,8 @@ def save_tokenizer(source: Source, folder: Path) -> Any | None:
         tokenizer = AutoTokenizer.from_pretrained(**source.load_options())
         written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
     except Exception as error:  # as in load_model
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"{source.path}: cannot load the tokenizer: {reason}",
+            f"{source.path}: cannot load the tokenizer: {first_line(error)}",
             "repair the tokenizer's files, or remove them to export an engine that runs by token ids",
         ) from error
     if "tokenizer.json" not in written:

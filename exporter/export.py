@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -20,11 +21,13 @@ from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
 from medusa_engine.exporter.round import Round, RoundShape
 from medusa_engine.exporter.trace import OPSET, trace_round
+from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import GENERATION_NAME, TREE_NAME, Limits, Manifest, file_sha256
-from medusa_engine.runtime.tree import check_tree, load_tree
+from medusa_engine.runtime.manifest import GENERATION_NAME, LARGEST_LIMIT, TREE_NAME, Limits, Manifest, file_sha256
+from medusa_engine.runtime.tree import Tree, check_tree, load_tree
 
 DEFAULT_MAX_LENGTH = 2048
+MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
 _GRAPH_FILES = {"round": "round.onnx", "step": "step.onnx"}
 _TOOLS = ("medusa-engine", "torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime")
 
@@ -37,7 +40,7 @@ class ExportSettings:
         model: folder, hub id or .gguf file.
         tree: tree file; the bundle's default tree.
         heads: folder, hub id or file of the heads; None where the model brings its own.
-        untrained_heads: this many zero-initialised heads instead, 0 for none.
+        untrained_heads: this many zero-initialised heads instead.
         output: bundle folder; None for engines/NAME.
         max_length: rows of the cache that may hold prompt and answer; None for DEFAULT_MAX_LENGTH, or the
             positions of the model if it has fewer.
@@ -49,7 +52,7 @@ class ExportSettings:
     model: str
     tree: Path
     heads: str | None = None
-    untrained_heads: int = 0
+    untrained_heads: int | None = None
     output: Path | None = None
     max_length: int | None = None
     max_tree_nodes: int = 64
@@ -57,6 +60,7 @@ class ExportSettings:
     force: bool = False
 
 
+@torch.no_grad()
 def export(settings: ExportSettings) -> Path:
     """Export and return the bundle's folder; progress goes to standard error.
 
@@ -69,8 +73,8 @@ def export(settings: ExportSettings) -> Path:
     target = settings.output or Path("engines") / source.name.lower()
     bundle.check_target(target, force=settings.force)
     heads_path = _heads_path(settings, source)
-    torch.set_grad_enabled(False)
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what it warns of is checked, and refused, here
 
     with _stage(f"loading {source.path}"):
         model = checkpoint.load_model(source)
@@ -80,15 +84,21 @@ def export(settings: ExportSettings) -> Path:
             if heads_path
             else untrained_heads(settings.untrained_heads, config.hidden_size)
         )
-        limits = _limits(settings, config, heads)
+        with _traceable(source, model):
+            limits = _limits(settings, config, heads)
         check_tree(tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
         shape = RoundShape(
             limits.layers, limits.kv_heads, limits.head_dim, limits.cache_rows, limits.heads, limits.topk
         )
     with bundle.new_bundle(target) as folder:
-        with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"):
+        with _stage("writing tokenizer and tree"):
+            tokenizer = checkpoint.save_tokenizer(source, folder)
+            stop_ids = checkpoint.stop_token_ids(model, tokenizer)
+            checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
+            _write_tree(folder / TREE_NAME, tree)
+        with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, model):
             traced = trace_round(Round(model, MedusaHeads(heads, model.get_output_embeddings()), shape))
-        with _stage("fusing and writing graphs and weights"):
+        with _stage("fusing and writing graphs and weights"), _traceable(source, model):
             graphs.finish_graph(traced)
             graphs.write_weights(traced, folder)
             for name, file in _GRAPH_FILES.items():
@@ -99,25 +109,22 @@ def export(settings: ExportSettings) -> Path:
             del traced
             check_logits(model, probe, shape)
             probe.unlink()
-        with _stage("writing tokenizer, tree and manifest"):
-            tokenizer = checkpoint.save_tokenizer(source, folder)
-            stop_ids = checkpoint.stop_token_ids(model, tokenizer)
-            checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
-            (folder / TREE_NAME).write_bytes(settings.tree.read_bytes())
+        with _stage("writing the manifest"):
             manifest = _manifest(target.name, limits, source, model, heads, folder)
             bundle.write_manifest(folder, manifest)
     return target
 
 
 def _check_settings(settings: ExportSettings) -> None:
-    at_least = {"--max-tree-nodes": settings.max_tree_nodes, "--top-k": settings.topk}
+    sizes = {"--max-tree-nodes": settings.max_tree_nodes, "--top-k": settings.topk}
     if settings.max_length is not None:
-        at_least["--max-length"] = settings.max_length
-    for option, value in at_least.items():
-        if value < 1:
-            raise UserError(f"{option} is {value}", "give 1 or more")
-    if settings.untrained_heads < 0:
-        raise UserError(f"--untrained-heads is {settings.untrained_heads}", "give 1 or more")
+        sizes["--max-length"] = settings.max_length
+    if settings.untrained_heads is not None:
+        sizes["--untrained-heads"] = settings.untrained_heads
+    for option, value in sizes.items():
+        most = MOST_UNTRAINED_HEADS if option == "--untrained-heads" else LARGEST_LIMIT - 1
+        if not 1 <= value <= most:
+            raise UserError(f"{option} is {value}", f"give a number from 1 to {most}")
     if settings.heads and settings.untrained_heads:
         raise UserError("--heads and --untrained-heads are given together", "give one of them")
 
@@ -163,6 +170,12 @@ def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits
     )
 
 
+def _write_tree(path: Path, tree: Tree) -> None:
+    """From what was read and checked: the user's file may be a pipe, or may have changed."""
+    document = {"name": tree.name, "paths": tree.paths, **tree.metadata}
+    path.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _manifest(
     name: str, limits: Limits, source: checkpoint.Source, model: Any, heads: HeadWeights, folder: Path
 ) -> Manifest:
@@ -174,7 +187,7 @@ def _manifest(
             "name": source.name,
             "architecture": type(model).__name__,
             "hidden_size": model.config.get_text_config().hidden_size,
-            "weights_sha256": source.weight_hashes(),
+            "weights_sha256": {file.name: file_sha256(file) for file in source.weight_files()},
         },
         heads={
             "source": heads.source,
@@ -187,6 +200,21 @@ def _manifest(
         graphs=_GRAPH_FILES,
         files=bundle.file_facts(folder),
     )
+
+
+@contextmanager
+def _traceable(source: checkpoint.Source, model: Any) -> Iterator[None]:
+    """Name the model when its architecture is not one that can be traced, whatever that trips over."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise UserError(
+            f"{source.path}: {type(model).__name__} cannot be exported: {type(cause).__name__}: {first_line(cause)}",
+            "give a decoder that computes attention through transformers' attention interface, as Llama and Qwen do",
+        ) from error
 
 
 @contextmanager

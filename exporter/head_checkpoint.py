@@ -7,6 +7,7 @@ has its own projection `{h}.{L}.weight`, L being the number of residual blocks. 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from medusa_engine.exporter.heads import HeadWeights
+from medusa_engine.exporter.weight_files import check_weights, first_line
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import shown
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-_RESIDUAL = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)")
-_PROJECTION = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.weight")
+_RESIDUAL = re.compile(r"(?:medusa_head\.)?(\d{1,4})\.(\d{1,4})\.linear\.(weight|bias)")
+_PROJECTION = re.compile(r"(?:medusa_head\.)?(\d{1,4})\.(\d{1,4})\.weight")
 
 
 def load_heads(path: Path, *, hidden: int, vocab_size: int) -> HeadWeights:
@@ -38,14 +41,18 @@ def load_heads(path: Path, *, hidden: int, vocab_size: int) -> HeadWeights:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise UserError(f"{file}: {name} has dtype {tensor.dtype}", "give heads with floating-point weights")
-        if not torch.isfinite(tensor).all():
+        if not tensor.numel():
+            raise UserError(
+                f"{file}: {name} has no elements", "save the heads again; under ZeRO-3, gather the parameters first"
+            )
+        if not torch.isfinite(tensor.float()).all():
             raise UserError(f"{file}: {name} holds NaN or infinity", "train or fetch the heads again")
         if match := _RESIDUAL.fullmatch(name):
             residual[int(match[1]), int(match[2]), match[3]] = tensor.float()
         elif match := _PROJECTION.fullmatch(name):
             projection[int(match[1]), int(match[2])] = tensor.float()
         else:
-            raise UserError(f"{file}: {name} is not a tensor of Medusa heads", "give the heads' own checkpoint")
+            raise UserError(f"{file}: {shown(name)} is not a tensor of Medusa heads", "give the heads' own checkpoint")
     if not residual:
         raise UserError(f"{file}: no head weights", "give a Medusa heads checkpoint")
     heads = 1 + max(head for head, _, _ in residual)
@@ -100,21 +107,22 @@ def _find_file(path: Path) -> Path:
 
 def _read_tensors(file: Path) -> Mapping[str, torch.Tensor]:
     hint = "fetch the heads again, as .safetensors or as a weights-only .pt file"
+    check_weights(file)
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # about pickle protocols, which say nothing to a user
+            warnings.simplefilter("ignore")
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise UserError(f"{file}: cannot read the heads: {_first_line(error)}", hint) from error
+        raise UserError(f"{file}: cannot read the heads: {first_line(error)}", hint) from error
     except Exception as error:  # pickle.UnpicklingError and what a broken archive makes of itself
-        raise UserError(f"{file}: not a weights-only checkpoint: {_first_line(error)}", hint) from error
-    if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+        raise UserError(f"{file}: not a weights-only checkpoint: {first_line(error)}", hint) from error
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in loaded.items()
+    ):
         raise UserError(f"{file}: does not hold a dictionary of tensors", hint)
     return loaded
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _shaped(file: Path, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

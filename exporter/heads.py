@@ -41,11 +41,11 @@ class HeadWeights:
         return self.residual_weight.shape[2]
 
 
-def untrained_heads(heads: int, hidden: int) -> HeadWeights:
+def untrained_heads(heads: int, hidden: int, *, layers: int = 1) -> HeadWeights:
     """Zero-initialised residual blocks with the shared LM projection: each head repeats the LM head's own guess."""
     return HeadWeights(
-        residual_weight=torch.zeros(heads, 1, hidden, hidden),
-        residual_bias=torch.zeros(heads, 1, hidden),
+        residual_weight=torch.zeros(heads, layers, hidden, hidden),
+        residual_bias=torch.zeros(heads, layers, hidden),
         projection=None,
         trained=False,
         source=f"untrained ({heads} zero-initialised heads)",
@@ -69,13 +69,23 @@ class MedusaHeads(torch.nn.Module):
             self.projections = torch.nn.ParameterList(list(weights.projection))
         self.lm_head = lm_head
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[1, H] hidden state of the winning row -> [K, V] logits."""
-        heads, layers, width, _ = self.residual_weight.shape
-        state = hidden[None].expand(heads, 1, width)  # [K, 1, H]
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden rows [M, H] -> each head's own rows [K, M, H], ready for a projection."""
+        heads, layers = self.residual_weight.shape[:2]
+        state = hidden[None].expand(heads, *hidden.shape)
         for layer in range(layers):
             block = torch.matmul(state, self.residual_weight[:, layer]) + self.residual_bias[:, layer, None]
             state = state + torch.nn.functional.silu(block)
+        return state
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The hidden state of the winning row, [1, H] -> logits [K, V]."""
+        state = self.states(hidden)  # [K, 1, H]
         if self.projections is None:
-            return self.lm_head(state[:, 0])  # [K, V]: one pass over the shared projection
-        return torch.cat([torch.nn.functional.linear(state[j], self.projections[j]) for j in range(heads)], dim=0)
+            return self.lm_head(state[:, 0])  # one pass over the shared projection
+        rows = [torch.nn.functional.linear(row, weight) for row, weight in zip(state, self.projections, strict=True)]
+        return torch.cat(rows, dim=0)
+
+    def residual(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [K, layers, H, H] and biases [K, layers, H] of the residual blocks, as checkpoints hold them."""
+        return self.residual_weight.detach().transpose(-1, -2).clone(), self.residual_bias.detach().clone()

@@ -53,8 +53,8 @@ class RowProjection(torch.nn.Module):
         self.rows = torch.empty(0)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        self.rows = hidden[0]  # [R, H]
-        return self.linear(self.rows)[None]
+        self.rows = hidden.reshape(-1, hidden.shape[-1])  # [R, H]
+        return self.linear(self.rows).reshape(*hidden.shape[:-1], -1)
 
 
 class Round(torch.nn.Module):

@@ -43,7 +43,7 @@ def trace_round(round_module: Round) -> ir.Model:
         "keys": [None] * shape.layers,
         "values": [None] * shape.layers,
     } | dict.fromkeys(STATE_INPUTS)
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), quiet_export():
         output_names = list(round_module(**inputs))
         program = torch.onnx.export(
             round_module,
@@ -86,7 +86,7 @@ def example_inputs(shape: RoundShape) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_export() -> Iterator[None]:
     """Keep the exporter's progress lines and its notes about packages that are not needed off the terminal."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from medusa_engine.runtime.engine import DEFAULT_MAX_NEW_TOKENS, Engine, Message
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation
 from medusa_engine.runtime.stats import compared, statistics
+from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.text import read_prompt_file
 from medusa_engine.runtime.tree import Tree, load_tree
 
@@ -60,7 +62,7 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError("--system is given without --chat", "add --chat to apply the chat template")
     if options.compare_plain and options.no_speculation:
         raise UserError("--compare-plain and --no-speculation are given together", "drop --no-speculation to compare")
-    conversation = options.chat and sys.stdin.isatty() and _no_prompt(options)
+    conversation = options.chat and _no_prompt(options) and sys.stdin is not None and sys.stdin.isatty()
     prompt = None if conversation else _prompt(options)  # read before the engine is loaded
     tree = load_tree(options.tree) if options.tree else None
     engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
@@ -87,19 +89,22 @@ def _prompt(options: argparse.Namespace) -> str | list[int]:
         return read_prompt_file(options.prompt_file)
     if options.prompt is not None:
         return str(options.prompt)
+    hint = "give the prompt as UTF-8 text, or with --prompt or --prompt-file"
+    if sys.stdin is None:  # closed before the start
+        raise UserError("standard input: it is closed", hint)
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"standard input: byte {error.start} is not UTF-8 text", "give the prompt as UTF-8 text"
-        ) from error
+        raise UserError(f"standard input: byte {error.start} is not UTF-8 text", hint) from error
+    except OSError as error:
+        raise UserError(f"standard input: cannot read it: {error.strerror or error}", hint) from error
 
 
 def _parse_ids(text: str) -> list[int]:
     ids = []
     for part in text.split(","):
-        if not part.strip().isascii() or not part.strip().isdigit():
-            raise UserError(f"--prompt-ids: {part.strip()!r} is not a token id", "write ids as 1,2,3")
+        if not re.fullmatch(r"\s*[0-9]{1,18}\s*", part):
+            raise UserError(f"--prompt-ids: {shown(part.strip())} is not a token id", "write ids as 1,2,3")
         ids.append(int(part))
     return ids
 

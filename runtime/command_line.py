@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from medusa_engine.runtime.errors import UserError
 
@@ -22,14 +26,18 @@ def run_command(
 
     Returns:
         0 when done; 1 after a `UserError`, printed to standard error as one line saying what is wrong and one
-        saying what to do; 130 when interrupted. Wrong usage exits with 2 from the parser.
+        saying what to do; 130 when interrupted. Wrong usage exits with 2 from the parser, SIGTERM and SIGHUP with
+        128 and their number.
     """
     options = parser.parse_args(arguments)
     try:
-        run(options)
+        with _ended_by_signals():
+            run(options)
         sys.stdout.flush()
     except UserError as error:
-        print(f"{parser.prog}: {error.problem}\n{parser.prog}: {error.hint}", file=sys.stderr)
+        for text in (error.problem, error.hint):
+            # A library's message or a file's name may span lines.
+            print(f"{parser.prog}: {' '.join(text.split())}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
@@ -39,3 +47,26 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USER_ERROR
     return 0
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as an exception does, so that half-written files are removed.
+
+    A signal that is ignored, as nohup has it, or handled already stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,9 +19,9 @@ WEIGHTS_NAME = "weights.bin"
 TREE_NAME = "tree.json"
 GENERATION_NAME = "generation_config.json"
 GRAPHS = ("round", "step")
+LARGEST_LIMIT = 1 << 31  # every size is below
 
 _MAX_MANIFEST_BYTES = 1 << 20
-_LARGEST_LIMIT = 1 << 31
 _EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 
 
@@ -86,15 +87,16 @@ class Manifest:
         return bool(self.heads.get("trained"))
 
     def document(self) -> dict[str, Any]:
-        """The JSON form, format and version included."""
-        return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+        """The JSON form, format, version and its own sha256 included."""
+        document = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+        return document | {"sha256": document_sha256(document)}
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and validate the manifest of a bundle; the other files are not opened.
 
     Raises:
-        UserError: not a bundle, a newer format, or a field that is missing or of the wrong kind.
+        UserError: not a bundle, a newer format, changed, or a field that is missing or of the wrong kind.
     """
     path = folder / MANIFEST_NAME
     if not folder.is_dir():
@@ -113,12 +115,19 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest this runtime reads",
             "update medusa-engine, or export the model with this version",
         )
+    if document.pop("sha256", None) != document_sha256(document):
+        raise UserError(f"{path}: changed since the export (its sha256 differs)", _EXPORT_HINT)
 
     def field_of(name: str, kind: type) -> Any:
         if not isinstance(document.get(name), kind):
             raise UserError(f'{path}: "{name}" is {shown(document.get(name))}', _EXPORT_HINT)
         return document[name]
 
+    graphs = _graphs(field_of("graphs", dict), path)
+    files = _files(field_of("files", dict), path)
+    for name in (*graphs.values(), WEIGHTS_NAME, TREE_NAME, GENERATION_NAME):
+        if name not in files:  # it would be used without having been verified
+            raise UserError(f'{path}: "files" does not list {shown(name)}', _EXPORT_HINT)
     return Manifest(
         name=field_of("name", str),
         dtype=field_of("dtype", str),
@@ -126,8 +135,8 @@ def read_manifest(folder: Path) -> Manifest:
         model=field_of("model", dict),
         heads=field_of("heads", dict),
         tools=field_of("tools", dict),
-        graphs=_graphs(field_of("graphs", dict), path),
-        files=_files(field_of("files", dict), path),
+        graphs=graphs,
+        files=files,
     )
 
 
@@ -144,11 +153,15 @@ def verify_files(folder: Path, manifest: Manifest, *, hashes: bool = True) -> No
         path = folder / name
         if not path.is_file():
             raise UserError(f"{path}: the bundle's manifest lists this file, but it is missing", _EXPORT_HINT)
-        size = path.stat().st_size
+        try:
+            size = path.stat().st_size
+            sha256 = file_sha256(path) if hashes and size == facts["bytes"] else None
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the file: {error.strerror or error}", "check the file") from error
         if size != facts["bytes"]:
             state = "cut short" if size < facts["bytes"] else "too long"
             raise UserError(f"{path}: {state}: {size} bytes instead of {facts['bytes']}", _EXPORT_HINT)
-        if hashes and file_sha256(path) != facts["sha256"]:
+        if sha256 not in (None, facts["sha256"]):
             raise UserError(f"{path}: changed since the export (its sha256 differs)", _EXPORT_HINT)
 
 
@@ -158,11 +171,17 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def document_sha256(document: Mapping[str, Any]) -> str:
+    """Hex sha256 of a manifest in a canonical form, without the `sha256` it carries itself."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
 def _limits(values: Mapping[str, Any], path: Path) -> Limits:
     expected = {field.name for field in fields(Limits)}
     for name in expected:
         value = values.get(name)
-        if type(value) is not int or not 0 < value < _LARGEST_LIMIT:
+        if type(value) is not int or not 0 < value < LARGEST_LIMIT:
             raise UserError(f'{path}: "limits.{name}" is {shown(value)}', _EXPORT_HINT)
     limits = Limits(**{name: values[name] for name in expected})
     if limits.cache_rows < limits.max_length + limits.depth + 1:

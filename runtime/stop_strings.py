@@ -58,6 +58,6 @@ class StopStrings:
         longest = max((len(stop) - 1 for stop in self._stop_strings), default=0)
         for length in range(min(longest, len(text)), 0, -1):
             ending = text[-length:]
-            if any(len(stop) > length and stop.startswith(ending) for stop in self._stop_strings):
+            if any(stop.startswith(ending) for stop in self._stop_strings):
                 return length
         return 0

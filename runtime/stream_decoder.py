@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import tokenizers
 
-CONTEXT_TOKENS: Final = 8  # at least 3: a UTF-8 decoder's state depends on the last 3 bytes, a token has 1 or more
-_START_ATTEMPTS: Final = 4  # a character has at most 4 bytes: of 4 one-byte tokens in a row one begins a character
+# Tokens kept to decode the next ones. At least 3: a UTF-8 decoder's state depends on the last 3 bytes, and a
+# token has one byte or more.
+CONTEXT_TOKENS: Final = 8
 _REPLACEMENT_CHARACTER: Final = "\ufffd"
 
 
@@ -104,22 +105,20 @@ class StreamDecoder:
         return piece
 
     def _drop_context(self, text: str, closed: int) -> None:
-        """Shorten the window when its last tokens alone decode to the end of its text.
+        """Shorten the window to its last tokens.
+
+        Their own text may begin differently (half a character, no leading space) but goes on as the whole does.
 
         Args:
             text: the decoded first `closed` ids of the window.
             closed: number of ids whose text is final but for an incomplete character.
         """
-        unsent = len(text) - len(self._sent)
-        if not text.startswith(self._sent):
-            return
-        for start in range(closed - CONTEXT_TOKENS, closed - CONTEXT_TOKENS - _START_ATTEMPTS, -1):
-            tail = self._decode(self._window[start:closed])
-            # An empty tail would leave a decoder that strips the first space at the start of its text.
-            if tail and text.endswith(tail) and len(tail) >= unsent:
-                del self._window[:start]
-                self._sent = tail[: len(tail) - unsent]
-                return
+        start = closed - CONTEXT_TOKENS
+        tail = self._decode(self._window[start:closed])
+        if tail:  # or the decoder would still strip spaces that stand in the middle of the whole text
+            unsent = len(text) - len(self._sent)
+            self._sent = tail[: len(tail) - unsent]
+            del self._window[:start]
 
 
 def _shared_length(text: str, other: str) -> int:

@@ -45,7 +45,7 @@ DECODERS: dict[str, decoders.Decoder | None] = {
     "byte_fallback_without_strip": decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     ),
-    "strips_three_spaces": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 3, 0)]),
+    "strips_many_spaces": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 20, 0)]),
     "word_piece": decoders.WordPiece(),
     "word_piece_without_cleanup": decoders.WordPiece(cleanup=False),
     "bpe": decoders.BPEDecoder(),
@@ -171,15 +171,22 @@ def test_a_prompt_that_ends_inside_a_character_is_completed() -> None:
     assert streamed(decoder, [[2], [3]]) == ["😀", "y", ""]
 
 
+def test_a_prompt_that_stays_inside_a_character_adds_no_second_mark() -> None:
+    tokenizer = byte_tokenizer([b"x", b"\xf0", b"\x9f", b"\x98"])
+    decoder = StreamDecoder(tokenizer, prompt_ids=[0, 1])
+    assert streamed(decoder, [[2], [3]]) == ["", "", ""]
+
+
 def test_a_prompt_that_ends_in_a_byte_run_is_not_repeated() -> None:
     tokenizer = Tokenizer.open(FOLDERS / "spm_byte_fallback")
-    prompt_ids = tokenizer.encode("the 😀")
     the = 320
     emoji = tokenizer.encode("😀", add_special_tokens=False)[-4:]
     assert tokenizer.decode(emoji) == "😀"
     for new_ids, text in (([the], " the"), ([*emoji, the], "😀 the"), (emoji, "😀")):
-        for pushes in ([new_ids], [[token_id] for token_id in new_ids]):
-            assert "".join(streamed(tokenizer.stream_decoder(prompt_ids=prompt_ids), pushes)) == text
+        for prompt in ("the 😀", "the " * CONTEXT_TOKENS * 3 + "😀"):
+            for pushes in ([new_ids], [[token_id] for token_id in new_ids]):
+                decoder = tokenizer.stream_decoder(prompt_ids=tokenizer.encode(prompt))
+                assert "".join(streamed(decoder, pushes)) == text
 
 
 def test_a_prompt_that_ends_in_a_literal_replacement_character_is_not_repeated() -> None:
@@ -195,6 +202,22 @@ def test_spaces_stripped_from_the_end_stay_in_the_middle() -> None:
     space, letter = TOKENS.index(" "), TOKENS.index("a")
     pushes = [[space], [letter], [space, space], [letter], [space]]
     assert "".join(streamed(StreamDecoder(tokenizer), pushes)) == " a  a"
+
+
+@pytest.mark.parametrize("name", ["ctc", "replace_behind_fuse", "word_piece_behind_fuse"])
+def test_text_that_later_tokens_may_rewrite_is_held_until_the_end(name: str) -> None:
+    tokenizer = own_tokenizer(name)
+    ids = [TOKENS.index(token) for token in ("a", "a", "bc", "n't", ".")]
+    pieces = streamed(StreamDecoder(tokenizer), [[token_id] for token_id in ids])
+    assert pieces == ["", "", "", "", "", tokenizer.decode(ids)]
+
+
+def test_many_spaces_between_words_stay() -> None:
+    tokenizer = own_tokenizer("strips_many_spaces")
+    letter, space = TOKENS.index("a"), TOKENS.index("▁")
+    ids = [space, letter, *[space] * (3 * CONTEXT_TOKENS), letter]
+    pieces = streamed(StreamDecoder(tokenizer), [[token_id] for token_id in ids])
+    assert "".join(pieces) == tokenizer.decode(ids) == "a" + " " * (3 * CONTEXT_TOKENS) + "a"
 
 
 def test_push_after_finish_is_refused() -> None:

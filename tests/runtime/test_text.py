@@ -83,6 +83,14 @@ def test_the_text_of_a_special_token_in_a_prompt_becomes_that_token_and_is_repor
     assert tokenizer.special_tokens_in("eot") == []
 
 
+def test_added_tokens_that_are_plain_text_are_not_reported_as_special(tmp_path: Path) -> None:
+    copy_tokenizer("bytelevel_no_template", tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_tokens(["hello"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.open(tmp_path).special_tokens_in("hello <s>") == ["<s>"]
+
+
 def test_special_tokens_are_left_out_of_the_text_unless_asked_for() -> None:
     tokenizer = Tokenizer.open(FOLDERS / "bytelevel_bos_twice")
     ids = [1, 263, 3]

@@ -1,0 +1,75 @@
+"""The files of a checkpoint's weights, looked at from outside before a library reads them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import read_json, shown
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_MAX_INDEX_BYTES = 16 << 20
+_LFS_POINTER = b"version https://git-lfs"
+_FETCH_HINT = "fetch the checkpoint again"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a Hugging Face folder: the one, or the shards that its index names.
+
+    Raises:
+        UserError: the index is damaged or names a file outside the folder; otherwise as `check_weights`.
+    """
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    paths = [single]
+    if index.is_file() and not single.is_file():
+        paths = [folder / name for name in _shard_names(index)]
+    for path in paths:
+        check_weights(path)
+    return paths
+
+
+def check_weights(path: Path) -> None:
+    """Look at a safetensors file's header and length, or at the first bytes of another file.
+
+    Raises:
+        UserError: the file is missing, empty, cut short, a Git LFS pointer, or not what its name says.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: the weights are missing", f"{_FETCH_HINT}; weights are read as safetensors or GGUF")
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_LFS_POINTER))
+        if not start:
+            raise UserError(f"{path}: the file is empty", _FETCH_HINT)
+        if start == _LFS_POINTER:
+            raise UserError(f"{path}: a Git LFS pointer, not the weights", "fetch the weights with git lfs pull")
+        if path.suffix == ".gguf" and not start.startswith(b"GGUF"):
+            raise UserError(f"{path}: not a GGUF file", _FETCH_HINT)
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt"):
+                pass  # opening checks that header and length agree
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot read the weights: {first_line(error)}", _FETCH_HINT) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, without terminal colours; with its kind where that is a word or nothing."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    line = next(iter(text.splitlines()), "")
+    return line if " " in line else f"{type(error).__name__}: {line}".removesuffix(": ")
+
+
+def _shard_names(index: Path) -> list[str]:
+    document = read_json(index, max_bytes=_MAX_INDEX_BYTES, hint=_FETCH_HINT)
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f'{index}: "weight_map" names no files', _FETCH_HINT)
+    for name in weight_map.values():
+        if not isinstance(name, str) or not name.endswith(".safetensors") or any(mark in name for mark in "/\\\0"):
+            raise UserError(f"{index}: {shown(name)} is not the plain name of a safetensors file", _FETCH_HINT)
+    return sorted(set(weight_map.values()))
