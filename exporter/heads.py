@@ -15,7 +15,8 @@ class HeadWeights:
     Attributes:
         residual_weight: [K, layers, H, H].
         residual_bias: [K, layers, H].
-        projection: [K, V, H], or None where the heads share the backbone's LM projection.
+        projection: [K, V', H], or [1, V', H] for one that all heads use, or None for the backbone's LM projection.
+        token_map: [V'] int64, the draft vocabulary: token of each projection row; None where V' is the vocabulary.
         trained: False for zero-initialised heads.
         source: what the weights were read from, for the manifest.
         files: the files they were read from.
@@ -27,6 +28,7 @@ class HeadWeights:
     trained: bool
     source: str
     files: tuple[Path, ...] = ()
+    token_map: torch.Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -53,21 +55,24 @@ def untrained_heads(heads: int, hidden: int, *, layers: int = 1) -> HeadWeights:
 
 
 class MedusaHeads(torch.nn.Module):
-    """K residual heads on one hidden row: head j guesses token t+j+2 (Medusa, arXiv 2401.10774, section 2.1.1).
+    """K residual heads: head j guesses token t+j+2 from the hidden state at t (arXiv 2401.10774, section 2.1.1).
 
     Args:
         weights: the heads.
         lm_head: the backbone's projection, used where the heads have none of their own.
     """
 
-    def __init__(self, weights: HeadWeights, lm_head: torch.nn.Module) -> None:
+    def __init__(self, weights: HeadWeights, lm_head: torch.nn.Linear) -> None:
         super().__init__()
         self.residual_weight = torch.nn.Parameter(weights.residual_weight.transpose(-1, -2).contiguous())
         self.residual_bias = torch.nn.Parameter(weights.residual_bias.clone())
+        self.token_map = None if weights.token_map is None else torch.nn.Buffer(weights.token_map.clone())
+        self.lm_head = lm_head
         self.projections = None
         if weights.projection is not None:
             self.projections = torch.nn.ParameterList(list(weights.projection))
-        self.lm_head = lm_head
+        elif self.token_map is not None:
+            self.projections = torch.nn.ParameterList([lm_head.weight.detach()[self.token_map]])
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden rows [M, H] -> each head's own rows [K, M, H], ready for a projection."""
@@ -79,12 +84,22 @@ class MedusaHeads(torch.nn.Module):
         return state
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The hidden state of the winning row, [1, H] -> logits [K, V]."""
-        state = self.states(hidden)  # [K, 1, H]
+        """The hidden state of the winning row, [1, H] -> logits [K, V']."""
+        state = self.states(hidden)[:, 0]  # [K, H]
         if self.projections is None:
-            return self.lm_head(state[:, 0])  # one pass over the shared projection
-        rows = [torch.nn.functional.linear(row, weight) for row, weight in zip(state, self.projections, strict=True)]
+            return self.lm_head(state)  # one pass over the shared projection
+        if len(self.projections) == 1:
+            return torch.nn.functional.linear(state, self.projections[0])
+        rows = [
+            torch.nn.functional.linear(row, weight)
+            for row, weight in zip(state[:, None], self.projections, strict=True)
+        ]
         return torch.cat(rows, dim=0)
+
+    def rank(self, hidden: torch.Tensor, topk: int) -> torch.Tensor:
+        """The best tokens of each head, [K, topk], from the hidden state [1, H] of the winning row."""
+        ranked = self(hidden).topk(topk, dim=-1).indices
+        return ranked if self.token_map is None else self.token_map[ranked]
 
     def residual(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [K, layers, H, H] and biases [K, layers, H] of the residual blocks, as checkpoints hold them."""

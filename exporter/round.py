@@ -207,5 +207,5 @@ class Round(torch.nn.Module):
 
     def propose(self, root: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Candidate tokens by slot, [1 + K*TOPK]: the next root [1], then each head's top-k of hidden [1, H]."""
-        ranked = self.heads(hidden).topk(self.shape.topk, dim=-1).indices  # [K, TOPK]
+        ranked = self.heads.rank(hidden, self.shape.topk)  # [K, TOPK]
         return torch.cat([root, ranked.reshape(-1)])

@@ -1,0 +1,96 @@
+"""Read tensors from files that a user got from somewhere: nothing in them is executed, nothing is taken on trust."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from medusa_engine.exporter.weight_files import check_weights, first_line
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import shown
+
+_HINT = "fetch the file again, as .safetensors or as a weights-only .pt file"
+_WEB_PAGE = b"<"
+_SNIFFED_BYTES = 64
+
+
+class TensorFiles:
+    """The tensors of one or more `.safetensors` or `.pt` files, read one by one when asked for.
+
+    Args:
+        paths: the files; a name may stand in one of them only.
+
+    Attributes:
+        names: of all tensors, in file order.
+
+    Raises:
+        UserError: a file is damaged, is not such a file, or would have to execute code.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._read: dict[str, Callable[[str], torch.Tensor]] = {}
+        for path in paths:
+            names, read = _open(path)
+            for name in names:
+                if name in self._read:
+                    raise UserError(f"{path}: {shown(name)} stands in another file too", _HINT)
+                self._read[name] = read
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._read)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor as stored, dtype included."""
+        return self._read[name](name)
+
+
+def _open(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+    check_weights(path)
+    with path.open("rb") as file:
+        if file.read(_SNIFFED_BYTES).lstrip().startswith(_WEB_PAGE):
+            raise UserError(f"{path}: a web page, not a checkpoint", "download the file itself")
+    return _open_safetensors(path) if path.suffix == ".safetensors" else _open_torch(path)
+
+
+def _open_safetensors(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+    try:
+        file = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot read the tensors: {first_line(error)}", _HINT) from error
+    return file.keys(), file.get_tensor
+
+
+def _open_torch(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+    _check_archive(path)
+    try:
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch each raise their own
+        # torch's own text advises to load such a file anyway.
+        raise UserError(
+            f"{path}: damaged, or holds other objects than tensors ({type(error).__name__})", _HINT
+        ) from error
+    if not isinstance(loaded, dict) or not loaded:
+        raise UserError(f"{path}: holds no dictionary of tensors", _HINT)
+    for name, value in loaded.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise UserError(f"{path}: entry {shown(name)} is not a tensor", _HINT)
+    return loaded, loaded.__getitem__
+
+
+def _check_archive(path: Path) -> None:
+    """torch stores its archives uncompressed: a few compressed bytes may become gigabytes."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise UserError(f"{path}: a damaged archive: {first_line(error)}", _HINT) from error
+    if compressed:
+        raise UserError(f"{path}: entry {shown(compressed[0])} is compressed, which torch never does", _HINT)
