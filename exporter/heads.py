@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,20 @@ class HeadWeights:
     source: str
     files: tuple[Path, ...] = ()
     token_map: torch.Tensor | None = None
+
+    def with_token_map(self, token_map: torch.Tensor) -> HeadWeights:
+        """The same heads over a draft vocabulary."""
+        return replace(self, token_map=token_map)
+
+    def half(self) -> HeadWeights:
+        """The same heads in fp16."""
+        projection = None if self.projection is None else self.projection.half()
+        return replace(
+            self,
+            residual_weight=self.residual_weight.half(),
+            residual_bias=self.residual_bias.half(),
+            projection=projection,
+        )
 
     @property
     def heads(self) -> int:
