@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-PROMPT ?= Why is the sky blue? Answer in a few sentences.
+PROMPT ?= What is the capital of France, and what is it known for?
 
 VENV := .venv
 BIN := $(VENV)/bin

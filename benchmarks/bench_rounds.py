@@ -134,6 +134,7 @@ def measure_host(report: Report, engine: Engine, options: argparse.Namespace) ->
 
 
 def measure_against_transformers(report: Report, engine: Engine, options: argparse.Namespace) -> None:
+    os.environ["TQDM_DISABLE"] = "1"  # read when torch imports the library of progress bars
     import torch
 
     torch.set_num_threads(options.threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ from medusa_engine.runtime.errors import UserError
 
 EXIT_USER_ERROR = 1
 EXIT_INTERRUPTED = 130
+
+_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EIO)  # of standard output where the error names no file
 
 
 def run_command(
@@ -42,9 +45,14 @@ def run_command(
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone; keep Python from writing to the pipe again while it shuts down.
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+            raise
+        # Keep Python from writing there again while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # a reader that has gone, as `head` does, is no mistake to report
+            print(f"{parser.prog}: cannot write to standard output: {error.strerror}", file=sys.stderr)
+            print(f"{parser.prog}: free space there, or write the output elsewhere", file=sys.stderr)
         return EXIT_USER_ERROR
     return 0
 

@@ -23,6 +23,7 @@ from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
 from medusa_engine.runtime.tree import Tree, load_tree
 
 DEFAULT_MAX_NEW_TOKENS = 256
+MOST_THREADS = 1024
 
 Message = Mapping[str, str]
 
@@ -71,8 +72,8 @@ class Engine:
                 f"{folder}: this version does not run TensorRT plans",
                 "give the bundle folder that medusa-export wrote, engines/NAME",
             )
-        if threads < 0:
-            raise UserError(f"threads is {threads}", "give 0 (one per physical core) or more")
+        if not 0 <= threads <= MOST_THREADS:
+            raise UserError(f"threads is {threads}", f"give 0 (one per physical core) to {MOST_THREADS}")
         manifest = read_manifest(folder)
         verify_files(folder, manifest, hashes=verify)
         engine = cls(folder, manifest, threads=threads)

@@ -153,11 +153,12 @@ def test_chat_that_the_template_refuses(chat_bundle: Path, commands: Commands) -
     [
         (("--max-new-tokens", "-1"), ("max_new_tokens", "-1")),
         (("--threads", "-1"), ("threads", "-1")),
+        (("--threads", "1099511627776"), ("threads", "1099511627776")),
         (("--system", "Be brief."), ("--system", "--chat")),
         (("--chat",), ("--chat", "--prompt-ids")),
         (("--compare-plain", "--no-speculation"), ("--compare-plain", "--no-speculation")),
     ],
-    ids=["tokens", "threads", "system", "chat", "compare"],
+    ids=["tokens", "threads", "too many threads", "system", "chat", "compare"],
 )
 def test_option_that_makes_no_sense(
     options: tuple[str, ...], named: tuple[str, ...], ids_bundle: Path, commands: Commands

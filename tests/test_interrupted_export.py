@@ -41,6 +41,12 @@ def output(chat_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(chat_bundle, tmp_path / "engines" / "bundle"))
 
 
+def signals_as_on_a_terminal() -> None:
+    """A test run in the background, or under nohup, hands on that some are ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def export_held_at(stage: tuple[str, str] | None, model: Path, output: Path) -> Iterator[subprocess.Popen[str]]:
     """An export into `output`, handed over when it comes to a function, or while it traces."""
@@ -50,7 +56,12 @@ def export_held_at(stage: tuple[str, str] | None, model: Path, output: Path) -> 
     tree = write_tree(output.parents[1] / "tree.json")
     command = [*start, "--model", model, "--untrained-heads", "2", "--tree", tree, "-o", output, "--force"]
     process = subprocess.Popen(
-        list(map(str, command)), env=offline_environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        list(map(str, command)),
+        env=offline_environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=signals_as_on_a_terminal,
     )
     with process:
         assert process.stderr is not None

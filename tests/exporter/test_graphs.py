@@ -245,16 +245,15 @@ def test_both_graphs_read_the_same_bytes_of_one_weights_file(
     )
 
 
-def test_no_weight_is_stored_twice(folder: Path, round_graph: Graph) -> None:
-    # Tied embeddings are one tensor, and the shared projection of the heads is the backbone's own.
-    data = (folder / "weights.bin").read_bytes() if (folder / "weights.bin").stat().st_size < 1 << 24 else b""
-    tensors = [data[int(e["offset"]) : int(e["offset"]) + int(e["length"])] for e in round_graph.external().values()]
-    contents = [tensor for tensor in tensors if any(tensor)]
-    assert len(set(contents)) == len(contents)
-    vocabulary_sized = [shape for shape in round_graph.weights().values() if round_graph.limits.vocab_size in shape]
-    own = round_graph.manifest.heads["projection"] == "own"
-    embeddings = 2 if own else 1  # of these bundles, the one whose heads have projections is not tied
-    assert len(vocabulary_sized) == embeddings + (round_graph.limits.heads if own else 0)
+@pytest.mark.parametrize("bundle", ["own_heads", "shared_heads", "zero_heads"])
+def test_no_weight_is_stored_twice(request: pytest.FixtureRequest, bundle: str) -> None:
+    # Tied embeddings are one tensor, and where heads share the LM projection it is the backbone's own.
+    exported: Exported = request.getfixturevalue(bundle)
+    heads = exported.heads
+    expected = exported.model.num_parameters() + exported.engine.limits.head_dim // 2  # rotary frequencies
+    expected += heads.residual_weight.numel() + heads.residual_bias.numel()
+    expected += 0 if heads.projection is None else heads.projection.numel()
+    assert elements(Graph(exported.bundle, "round").weights()) == expected
 
 
 # In place

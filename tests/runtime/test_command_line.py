@@ -5,12 +5,29 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from medusa_engine.runtime.command_line import run_command
 from medusa_engine.runtime.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def signals_as_on_a_terminal() -> Iterator[None]:
+    """A process started in the background, or under nohup, inherits that some are ignored."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def run(work: Callable[[], object]) -> int:
@@ -31,6 +48,20 @@ def test_user_error_is_two_lines_whatever_it_says(problem: str, capsys: pytest.C
     output = capsys.readouterr()
     assert output.err == "medusa-try: a file: is wrong\nmedusa-try: mend it\n"
     assert output.out == ""
+
+
+def test_full_disk_behind_standard_output_is_two_lines() -> None:
+    program = (
+        "import sys, argparse; from medusa_engine.runtime.command_line import run_command;"
+        "sys.exit(run_command(argparse.ArgumentParser(prog='medusa-try'), lambda _: print('x', flush=True), []))"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "medusa-try: cannot write to standard output: No space left on device"
+    assert len(done.stderr.splitlines()) == 2
 
 
 def test_error_of_the_program_itself_keeps_its_traceback() -> None:
