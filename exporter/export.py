@@ -152,10 +152,11 @@ def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits
             f"--max-length {max_length} is beyond the {positions} positions of the model",
             f"give at most {positions}",
         )
-    if settings.topk > config.vocab_size:
+    choices = config.vocab_size if heads.token_map is None else len(heads.token_map)
+    if settings.topk > choices:
         raise UserError(
-            f"--top-k {settings.topk} is more than the vocabulary of {config.vocab_size} tokens",
-            f"give at most {config.vocab_size}",
+            f"--top-k {settings.topk} is more than the {choices} tokens the heads choose from",
+            f"give at most {choices}",
         )
     return Limits(
         layers=config.num_hidden_layers,
@@ -194,6 +195,7 @@ def _manifest(
             "trained": heads.trained,
             "residual_layers": heads.layers,
             "projection": "shared" if heads.projection is None else "own",
+            "draft_vocabulary": None if heads.token_map is None else len(heads.token_map),
             "sha256": {file.name: file_sha256(file) for file in heads.files},
         },
         tools={"opset": OPSET, **{tool: version(tool) for tool in _TOOLS}},
