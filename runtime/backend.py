@@ -41,6 +41,9 @@ class DecodeState(Protocol):
     def read(self) -> Published:
         """Wait for the last pass and return what it published."""
 
+    def proposed(self) -> npt.NDArray[np.int64]:
+        """Tokens of the tree that the last pass proposed, [rows_ready]; the root is first."""
+
     def keep_pending(self, count: int) -> None:
         """Commit only the first `count` of the rows the last pass accepted: the answer ends inside it."""
 

@@ -152,6 +152,9 @@ class OnnxRuntimeState:
         slot = self.slot
         return Published(slot.accepted_tokens[: slot.accepted_count[0]].copy(), int(slot.past_length[0]))
 
+    def proposed(self) -> Int64Array:
+        return self.slot.input_ids[0, : self._rows_ready].copy()
+
     def keep_pending(self, count: int) -> None:
         self.slot.pending_count[0] = count
 

@@ -26,20 +26,26 @@ class Round(NamedTuple):
 class TreePlan:
     """The buffers of one tree and of the smaller ones it shrinks to at the end of the cache.
 
+    Args:
+        tree: proposed by every round.
+        limits: of the engine.
+        verified_rows: a round verifies no more than this many of its rows; None for all.
+
     Raises:
         UserError: the engine cannot run the tree.
     """
 
-    def __init__(self, tree: Tree, limits: Limits) -> None:
+    def __init__(self, tree: Tree, limits: Limits, *, verified_rows: int | None = None) -> None:
         check_tree(tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
         self.tree = tree
         self._limits = limits
+        self._most = min(tree.nodes, verified_rows or tree.nodes)
         self._by_rows: dict[int, TreeBuffers] = {}
-        self.full = self.fit(tree.nodes)
+        self.full = compile_tree(tree, topk=limits.topk, depth=limits.depth)
 
     def fit(self, rows: int) -> TreeBuffers:
-        """Buffers of the tree's first `rows` packed rows, or of the whole tree if it has no more."""
-        rows = min(rows, self.tree.nodes)
+        """Buffers of the tree's first `rows` packed rows, or of all that a round verifies if they are no more."""
+        rows = min(rows, self._most)
         if rows not in self._by_rows:
             self._by_rows[rows] = compile_tree(self.tree.shrunk(rows), topk=self._limits.topk, depth=self._limits.depth)
         return self._by_rows[rows]
