@@ -20,7 +20,7 @@ from medusa_engine.exporter.check import check_logits
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
 from medusa_engine.exporter.round import Round, RoundShape
-from medusa_engine.exporter.trace import OPSET, trace_round
+from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import GENERATION_NAME, LARGEST_LIMIT, TREE_NAME, Limits, Manifest, file_sha256
@@ -161,7 +161,8 @@ def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        cache_rows=max_length + heads.heads + 1,  # the compaction body writes up to D+1 rows behind the last
+        # The compaction body writes up to D+1 rows behind the last.
+        cache_rows=max(max_length + heads.heads + 1, EXAMPLE_ROWS),
         max_length=max_length,
         heads=heads.heads,
         topk=settings.topk,
