@@ -186,8 +186,8 @@ def stop_token_ids(model: Any, tokenizer: Any | None) -> list[int]:
     Raises:
         UserError: one of them is not a token id.
     """
-    named = [model.generation_config.eos_token_id, model.config.get_text_config().eos_token_id]
-    named.append(getattr(tokenizer, "eos_token_id", None))
+    sources = (model.generation_config, model.config.get_text_config(), tokenizer)
+    named = [getattr(source, "eos_token_id", None) for source in sources]
     ids: set[int] = set()
     for value in named:
         for token_id in value if isinstance(value, list) else [] if value is None else [value]:
