@@ -15,6 +15,7 @@ from medusa_engine.runtime.strict_json import read_json, shown
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "medusa_lm_head.pt"]
+_FILE_SUFFIXES = (".safetensors", ".pt", ".bin", ".gguf", ".onnx")
 _MAX_CONFIG_BYTES = 16 << 20
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -112,7 +113,7 @@ def find_folder(name: str, *, what: str) -> Path:
         raise UserError(
             f"{name}: this {what} is a file that is not understood", "give a folder, a hub id or a .gguf file"
         )
-    if not _HUB_ID.fullmatch(name):
+    if not _HUB_ID.fullmatch(name) or path.suffix in _FILE_SUFFIXES:
         raise UserError(f"{name}: there is no such {what}", "give an existing folder, a hub id or a .gguf file")
     from huggingface_hub import snapshot_download
 
@@ -185,8 +186,8 @@ def stop_token_ids(model: Any, tokenizer: Any | None) -> list[int]:
     Raises:
         UserError: one of them is not a token id.
     """
-    named = [model.generation_config.eos_token_id, model.config.get_text_config().eos_token_id]
-    named.append(getattr(tokenizer, "eos_token_id", None))
+    sources = (model.generation_config, model.config.get_text_config(), tokenizer)
+    named = [getattr(source, "eos_token_id", None) for source in sources]
     ids: set[int] = set()
     for value in named:
         for token_id in value if isinstance(value, list) else [] if value is None else [value]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medusa_engine.runtime.command_line import run_command
+from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings
+from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.errors import UserError
 
 
@@ -28,10 +30,24 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tree", required=True, type=Path, help="tree file; other trees can be given at run time")
     parser.add_argument("-o", "--output", type=Path, help="bundle folder; default: engines/MODEL")
-    parser.add_argument("--max-length", type=int, help="tokens of prompt and answer; default: at most 2048")
-    parser.add_argument("--max-tree-nodes", type=int, help="nodes of the largest tree, root included; default: 64")
-    parser.add_argument("--top-k", type=int, dest="topk", help="ranks each head offers; default: 10")
+    parser.add_argument(
+        "--max-length", type=int, help=f"tokens of prompt and answer; default: at most {DEFAULT_MAX_LENGTH}"
+    )
+    parser.add_argument(
+        "--max-tree-nodes",
+        type=int,
+        default=ExportSettings.max_tree_nodes,
+        help="nodes of the largest tree, root included; default: %(default)s",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        dest="topk",
+        default=ExportSettings.topk,
+        help="ranks each head offers; default: %(default)s",
+    )
     parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
+    add_version(parser)
     return parser
 
 
@@ -41,14 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.model.endswith(".gguf"):
+        # transformers' progress bar for the tensors of such a file can be switched off in this way only, at import.
+        os.environ.setdefault("TQDM_DISABLE", "1")
     try:
-        from medusa_engine.exporter.export import ExportSettings, export
+        from medusa_engine.exporter.export import export
     except ModuleNotFoundError as error:
         raise UserError(
-            f"the package {error.name} is not installed", "install the exporter: pip install 'medusa-engine[export]'"
+            f"the package {error.name} is not installed",
+            "install what the exporter needs: pip install '.[export]' in a clone of medusa-engine",
         ) from error
-    chosen = {name: value for name, value in vars(options).items() if value is not None}
-    target = export(ExportSettings(**chosen))
+    target = export(ExportSettings(**vars(options)))
     print(target)
 
 

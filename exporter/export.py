@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,44 +19,16 @@ from medusa_engine.exporter.check import check_logits
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
 from medusa_engine.exporter.round import Round, RoundShape
-from medusa_engine.exporter.trace import OPSET, trace_round
+from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings
+from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import GENERATION_NAME, LARGEST_LIMIT, TREE_NAME, Limits, Manifest, file_sha256
 from medusa_engine.runtime.tree import Tree, check_tree, load_tree
 
-DEFAULT_MAX_LENGTH = 2048
 MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
 _GRAPH_FILES = {"round": "round.onnx", "step": "step.onnx"}
 _TOOLS = ("medusa-engine", "torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime")
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """What the user chose.
-
-    Attributes:
-        model: folder, hub id or .gguf file.
-        tree: tree file; the bundle's default tree.
-        heads: folder, hub id or file of the heads; None where the model brings its own.
-        untrained_heads: this many zero-initialised heads instead.
-        output: bundle folder; None for engines/NAME.
-        max_length: rows of the cache that may hold prompt and answer; None for DEFAULT_MAX_LENGTH, or the
-            positions of the model if it has fewer.
-        max_tree_nodes: packed rows of the largest tree, root included.
-        topk: ranks each head offers.
-        force: replace a bundle that exists.
-    """
-
-    model: str
-    tree: Path
-    heads: str | None = None
-    untrained_heads: int | None = None
-    output: Path | None = None
-    max_length: int | None = None
-    max_tree_nodes: int = 64
-    topk: int = 10
-    force: bool = False
 
 
 @torch.no_grad()
@@ -69,6 +40,8 @@ def export(settings: ExportSettings) -> Path:
     """
     _check_settings(settings)
     tree = load_tree(settings.tree)
+    if settings.untrained_heads is not None:  # of other heads the number is known when they are loaded
+        _check_tree(tree, settings, settings.untrained_heads)
     source = checkpoint.find_source(settings.model)
     target = settings.output or Path("engines") / source.name.lower()
     bundle.check_target(target, force=settings.force)
@@ -86,7 +59,7 @@ def export(settings: ExportSettings) -> Path:
         )
         with _traceable(source, model):
             limits = _limits(settings, config, heads)
-        check_tree(tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
+        _check_tree(tree, settings, limits.heads)
         shape = RoundShape(
             limits.layers, limits.kv_heads, limits.head_dim, limits.cache_rows, limits.heads, limits.topk
         )
@@ -129,6 +102,10 @@ def _check_settings(settings: ExportSettings) -> None:
         raise UserError("--heads and --untrained-heads are given together", "give one of them")
 
 
+def _check_tree(tree: Tree, settings: ExportSettings, heads: int) -> None:
+    check_tree(tree, heads=heads, topk=settings.topk, max_tree_nodes=settings.max_tree_nodes)
+
+
 def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | None:
     """Where the heads are, or None for untrained ones."""
     if settings.untrained_heads:
@@ -162,7 +139,8 @@ def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        cache_rows=max_length + heads.heads + 1,  # the compaction body writes up to D+1 rows behind the last
+        # The compaction body writes up to D+1 rows behind the last.
+        cache_rows=max(max_length + heads.heads + 1, EXAMPLE_ROWS),
         max_length=max_length,
         heads=heads.heads,
         topk=settings.topk,

@@ -19,7 +19,7 @@ STATE_INPUTS = ("past_length", "pending_rows", "pending_count")
 TREE_INPUTS = ("input_ids", "position_ids", "tree_mask", "logit_rows", "retrieve_indices", "tree_indices")
 
 _LARGEST_DIM = 1 << 20
-_EXAMPLE_ROWS = 5
+EXAMPLE_ROWS = 5  # the smallest cache that can be traced has as many
 
 
 def trace_round(round_module: Round) -> ir.Model:
@@ -65,7 +65,7 @@ def cache_names(key: str, value: str, shape: RoundShape) -> list[str]:
 
 def example_inputs(shape: RoundShape) -> dict[str, object]:
     """Arguments of `Round.forward`: a small tree over an empty cache, no dimension of size 0 or 1."""
-    n = _EXAMPLE_ROWS
+    n = EXAMPLE_ROWS
     paths = torch.full((2, shape.depth + 1), -1)
     paths[:, :2] = torch.tensor([[0, 1], [0, 2]])
     size = (1, shape.kv_heads, shape.cache_rows, shape.head_dim)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medusa_engine.runtime.command_line import run_command
+from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.engine import DEFAULT_MAX_NEW_TOKENS, Engine, Message
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation
@@ -47,8 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compare-plain",
         action="store_true",
-        help="decode the same prompt plainly too: print whether the ids are the same, and the speed ratio",
+        help="decode the same prompt plainly too: print to stderr whether the ids are the same, and the speed ratio",
     )
+    add_version(parser)
     return parser
 
 
@@ -62,12 +64,16 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError("--system is given without --chat", "add --chat to apply the chat template")
     if options.compare_plain and options.no_speculation:
         raise UserError("--compare-plain and --no-speculation are given together", "drop --no-speculation to compare")
+    if options.tree and options.no_speculation:
+        raise UserError("--tree and --no-speculation are given together", "drop one: plain decoding has no tree")
     conversation = options.chat and _no_prompt(options) and sys.stdin is not None and sys.stdin.isatty()
     prompt = None if conversation else _prompt(options)  # read before the engine is loaded
     tree = load_tree(options.tree) if options.tree else None
     engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
     if conversation:
         _converse(engine, options, tree)
+    elif prompt == "":
+        raise UserError("the prompt is empty", "give at least one token of prompt")
     elif isinstance(prompt, str) and options.chat:
         _answer(engine, options, tree, engine.encode([*_system(options), {"role": "user", "content": prompt}]))
     elif isinstance(prompt, str):
@@ -92,6 +98,8 @@ def _prompt(options: argparse.Namespace) -> str | list[int]:
     hint = "give the prompt as UTF-8 text, or with --prompt or --prompt-file"
     if sys.stdin is None:  # closed before the start
         raise UserError("standard input: it is closed", hint)
+    if sys.stdin.isatty():
+        print("the prompt, ended with Ctrl-D:", file=sys.stderr)
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -132,7 +140,8 @@ def _answer(engine: Engine, options: argparse.Namespace, tree: Tree | None, prom
     if not options.json:
         print(flush=True)
     if options.stats:
-        print(statistics(generation, engine.manifest), file=sys.stderr)
+        print(statistics(generation, engine.manifest, speculation=not options.no_speculation), file=sys.stderr)
+    same = True
     if options.compare_plain:
         plain = engine.generate(
             prompt_ids=prompt_ids,
@@ -140,17 +149,26 @@ def _answer(engine: Engine, options: argparse.Namespace, tree: Tree | None, prom
             ignore_eos=options.ignore_eos,
             speculation=False,
         )
-        report["plain"] = {**plain.document(), "same_ids": plain.token_ids == generation.token_ids}
+        same = plain.token_ids == generation.token_ids
+        report["plain"] = {**plain.document(), "same_ids": same}
         if not options.json:
             print(compared(generation, plain), file=sys.stderr)
     if options.json:
         print(json.dumps(report, ensure_ascii=False))
+    if not same:
+        raise UserError(
+            "plain decoding gave other ids: two logits are nearly equal here, or the engine is at fault",
+            "please report the model, the tree and the prompt",
+        )
     return generation
 
 
 def _converse(engine: Engine, options: argparse.Namespace, tree: Tree | None) -> None:
-    """Answer line after line until end of input; every turn sees the whole conversation."""
-    messages = _system(options)
+    """Answer line after line until end of input; a turn sees as much of the conversation as the cache holds."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` line editing and history
+    print("Ctrl-D ends the conversation, Ctrl-C an answer", file=sys.stderr)
+    turns: list[Message] = []
     while True:
         try:
             line = input("> ")
@@ -159,9 +177,30 @@ def _converse(engine: Engine, options: argparse.Namespace, tree: Tree | None) ->
             return
         if not line.strip():
             continue
-        messages.append({"role": "user", "content": line})
-        generation = _answer(engine, options, tree, engine.encode(messages))
-        messages.append({"role": "assistant", "content": generation.text or ""})
+        turns.append({"role": "user", "content": line})
+        try:
+            generation = _answer(engine, options, tree, _fit(engine, _system(options), turns))
+        except UserError as error:
+            print(f"{error.problem}\n{error.hint}", file=sys.stderr)
+            turns.pop()
+            continue
+        except KeyboardInterrupt:
+            print()
+            turns.pop()
+            continue
+        if generation.finish_reason != "stop":
+            print(f"(cut: {generation.finish_reason})", file=sys.stderr)
+        turns.append({"role": "assistant", "content": generation.text or ""})
+
+
+def _fit(engine: Engine, system: list[Message], turns: list[Message]) -> list[int]:
+    """The conversation's token ids, without its oldest turns where the cache has no room for them."""
+    prompt_ids = engine.encode([*system, *turns])
+    while len(prompt_ids) >= engine.limits.max_length and len(turns) > 1:
+        del turns[:2]
+        print("the conversation is longer than the cache: its oldest turn is dropped", file=sys.stderr)
+        prompt_ids = engine.encode([*system, *turns])
+    return prompt_ids
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from types import FrameType
 
 from medusa_engine.runtime.errors import UserError
@@ -18,6 +19,11 @@ EXIT_USER_ERROR = 1
 EXIT_INTERRUPTED = 130
 
 _OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EIO)  # of standard output where the error names no file
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Let `--version` print the program and the version of the package."""
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('medusa-engine')}")
 
 
 def run_command(

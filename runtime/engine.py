@@ -39,7 +39,6 @@ class Engine:
         tree: the tree of the bundle, the default of every answer.
         tokenizer: None if the bundle was exported without one.
         stop_token_ids: tokens that end an answer.
-        load_seconds: wall time of `open` and of loading the graphs used since.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, *, threads: int) -> None:
@@ -52,7 +51,7 @@ class Engine:
             self.tokenizer = Tokenizer.open(folder)
         self.stop_token_ids = frozenset(read_stop_token_ids(folder / GENERATION_NAME))
         self.backend: Backend = OnnxRuntimeBackend(folder, manifest, threads=threads)
-        self.load_seconds = time.perf_counter() - started
+        self._unreported_seconds = time.perf_counter() - started  # loading that no answer has been charged with
 
     @classmethod
     def open(cls, path: str | Path, *, threads: int = 0, verify: bool = True) -> Engine:
@@ -77,7 +76,7 @@ class Engine:
         manifest = read_manifest(folder)
         verify_files(folder, manifest, hashes=verify)
         engine = cls(folder, manifest, threads=threads)
-        engine.load_seconds = time.perf_counter() - started
+        engine._unreported_seconds = time.perf_counter() - started
         return engine
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
@@ -119,6 +118,7 @@ class Engine:
         if (prompt is None) == (prompt_ids is None):
             raise UserError("give one of prompt and prompt_ids", "pass the other one as None")
         self._load(speculation=speculation)
+        load_seconds, self._unreported_seconds = self._unreported_seconds, 0.0
         ids = list(prompt_ids) if prompt is None else self.encode(prompt)  # type: ignore[arg-type]
         decoding = Decoding(
             self.backend.new_state(),
@@ -129,7 +129,7 @@ class Engine:
             stop_ids=frozenset() if ignore_eos else self.stop_token_ids,
         )
         decoder = self.tokenizer.stream_decoder(prompt_ids=ids) if self.tokenizer else None
-        return GenerationStream(decoding, decoder, prompt_tokens=len(ids), load_seconds=self.load_seconds)
+        return GenerationStream(decoding, decoder, prompt_tokens=len(ids), load_seconds=load_seconds)
 
     def generate(
         self,
@@ -154,4 +154,4 @@ class Engine:
     def _load(self, *, speculation: bool) -> None:
         started = time.perf_counter()
         self.backend.load(speculation=speculation)
-        self.load_seconds += time.perf_counter() - started
+        self._unreported_seconds += time.perf_counter() - started

@@ -13,7 +13,7 @@ from medusa_engine.runtime.stream_decoder import StreamDecoder
 
 @dataclass(frozen=True)
 class Timings:
-    """Wall times in seconds: opening the engine, running the prompt, running the rounds."""
+    """Wall times in seconds: what was loaded for this answer, running the prompt, running the rounds."""
 
     load: float
     prefill: float

@@ -22,6 +22,7 @@ GRAPHS = ("round", "step")
 LARGEST_LIMIT = 1 << 31  # every size is below
 
 _MAX_MANIFEST_BYTES = 1 << 20
+_FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
 _EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 
 
@@ -101,9 +102,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     if not folder.is_dir():
         what = "there is no such folder" if not folder.exists() else "it is not a bundle folder"
-        raise UserError(f"{folder}: {what}", "give the folder that medusa-export wrote, engines/NAME")
+        raise UserError(f"{folder}: {what}", _FOLDER_HINT)
     if not path.is_file():
-        raise UserError(f"{folder}: no {MANIFEST_NAME}, so this is not a finished bundle", _EXPORT_HINT)
+        raise UserError(f"{folder}: no {MANIFEST_NAME}, so this is not a finished bundle", _FOLDER_HINT)
     document = read_json(path, max_bytes=_MAX_MANIFEST_BYTES, hint=_EXPORT_HINT)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f'{path}: "format" is not {FORMAT!r}', _EXPORT_HINT)

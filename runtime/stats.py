@@ -9,25 +9,24 @@ from medusa_engine.runtime.generation import Generation
 from medusa_engine.runtime.manifest import Manifest
 
 
-def statistics(generation: Generation, manifest: Manifest) -> str:
-    """Tokens per round, time per round and speed of one answer."""
-    published = generation.published_per_round
-    rounds = max(generation.rounds, 1)
+def statistics(generation: Generation, manifest: Manifest, *, speculation: bool) -> str:
+    """Tokens per round, time per round and speed of one answer; of steps if it was decoded plainly."""
     milliseconds = [1000 * seconds for seconds in generation.round_seconds] or [0.0]
-    histogram = ", ".join(f"{count} x {size}" for size, count in sorted(Counter(published).items()))
-    heads = "" if manifest.heads_trained else ", untrained: expect no speed-up from them"
-    return "\n".join(
-        (
-            f"heads              {manifest.limits.heads}{heads}",
-            f"prompt             {generation.prompt_tokens} tokens in {generation.timings.prefill:.2f} s",
-            f"answer             {generation.generated_tokens} tokens in {generation.timings.decode:.2f} s"
-            f" ({_per_second(generation):.1f} tokens/s), finish: {generation.finish_reason}",
-            f"tokens per round   {generation.generated_tokens / rounds:.2f}"
-            f" over {generation.rounds} rounds ({histogram or 'none'})",
-            f"time per round     {median(milliseconds):.1f} ms median"
-            f" ({min(milliseconds):.1f} to {max(milliseconds):.1f})",
-        )
-    )
+    lines = [
+        f"prompt             {generation.prompt_tokens} tokens in {generation.timings.prefill:.2f} s",
+        f"answer             {generation.generated_tokens} tokens in {generation.timings.decode:.2f} s"
+        f" ({_per_second(generation):.1f} tokens/s), finish: {generation.finish_reason}",
+    ]
+    if speculation:
+        heads = "" if manifest.heads_trained else ", untrained: expect no speed-up from them"
+        histogram = ", ".join(f"{n} x {size}" for size, n in sorted(Counter(generation.published_per_round).items()))
+        mean = generation.generated_tokens / max(generation.rounds, 1)
+        lines.insert(0, f"heads              {manifest.limits.heads}{heads}")
+        lines.append(f"tokens per round   {mean:.2f} over {generation.rounds} rounds ({histogram or 'none'})")
+    unit = "round" if speculation else "step "
+    spread = f"({min(milliseconds):.1f} to {max(milliseconds):.1f})"
+    lines.append(f"time per {unit}     {median(milliseconds):.1f} ms median {spread}")
+    return "\n".join(lines)
 
 
 def compared(generation: Generation, plain: Generation) -> str:

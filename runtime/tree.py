@@ -183,7 +183,7 @@ def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int) -> Non
         raise UserError(
             f"tree {tree.name} has depth {tree.depth}, but the engine has {heads} heads",
             f"use a tree whose paths have at most {heads} ranks, or export a checkpoint with "
-            f"{tree.depth} heads (medusa-export --heads)",
+            f"{tree.depth} heads (medusa-export --heads or --untrained-heads)",
         )
     if tree.widest_rank >= topk:
         raise UserError(
