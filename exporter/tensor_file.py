@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -69,17 +70,18 @@ def _open_safetensors(path: Path) -> tuple[Iterable[str], Callable[[str], torch.
 def _open_torch(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
     _check_archive(path)
     try:
-        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # about pickles of older Python versions
+            warnings.simplefilter("ignore")
+            loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
         # torch's own text advises to load such a file anyway.
         raise UserError(
-            f"{path}: damaged, or holds other objects than tensors ({type(error).__name__})", _HINT
+            f"{path}: not a weights-only checkpoint: damaged, or holds other objects than tensors", _HINT
         ) from error
-    if not isinstance(loaded, dict) or not loaded:
-        raise UserError(f"{path}: holds no dictionary of tensors", _HINT)
-    for name, value in loaded.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise UserError(f"{path}: entry {shown(name)} is not a tensor", _HINT)
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in loaded.items()
+    ):
+        raise UserError(f"{path}: does not hold a dictionary of tensors", _HINT)
     return loaded, loaded.__getitem__
 
 

@@ -1,4 +1,4 @@
-"""A tiny model writes its own data: resumable, each row of the batch a conversation of its own, with what heads learn."""
+"""A tiny model writes its own data: resumable, every row of the batch a conversation of its own."""
 
 from __future__ import annotations
 
