@@ -13,11 +13,12 @@ ENGINE := engines/smollm2-135m
 EXPORTER := $(wildcard exporter/*.py exporter/passes/*.py plugins/compact_append_kv/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv model engine demo test lint bench clean
+.PHONY: help venv model engine demo test soak lint bench clean
 
 help:
 	@echo "make demo    export the demo model and chat with it"
 	@echo "make test    run the tests"
+	@echo "make soak    run the tests that take many minutes"
 	@echo "make lint    ruff check, ruff format --check, mypy"
 	@echo "make bench   run the benchmarks"
 	@echo "make venv | model | engine   the set-up steps of the above, one by one"
@@ -55,6 +56,9 @@ demo: engine
 
 test: engine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: engine
+	$(BIN)/python -m pytest --soak -m soak $(PYTEST_ARGS)
 
 lint: venv
 	$(BIN)/ruff check
