@@ -72,8 +72,8 @@ def _run(options: argparse.Namespace) -> None:
     engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
     if conversation:
         _converse(engine, options, tree)
-    elif prompt == "":
-        raise UserError("the prompt is empty", "give at least one token of prompt")
+    elif prompt == "" and options.chat:
+        raise UserError("the message is empty", "give the chat at least one word")
     elif isinstance(prompt, str) and options.chat:
         _answer(engine, options, tree, engine.encode([*_system(options), {"role": "user", "content": prompt}]))
     elif isinstance(prompt, str):

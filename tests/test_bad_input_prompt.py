@@ -143,6 +143,10 @@ def test_chat_without_a_template(plain_bundle: Path, commands: Commands) -> None
     commands.run_refuses("--engine", plain_bundle, "--chat", "--prompt", "hello", named=[plain_bundle, "chat template"])
 
 
+def test_chat_with_an_empty_message(chat_bundle: Path, commands: Commands) -> None:
+    commands.run_refuses("--engine", chat_bundle, "--chat", "--prompt", "", named=["the message is empty"])
+
+
 def test_chat_that_the_template_refuses(chat_bundle: Path, commands: Commands) -> None:
     options = ("--chat", "--system", "Be brief.", "--prompt", "hello")
     commands.run_refuses("--engine", chat_bundle, *options, named=["chat template", "refuses"])
@@ -155,10 +159,11 @@ def test_chat_that_the_template_refuses(chat_bundle: Path, commands: Commands) -
         (("--threads", "-1"), ("threads", "-1")),
         (("--threads", "1099511627776"), ("threads", "1099511627776")),
         (("--system", "Be brief."), ("--system", "--chat")),
+        (("--tree", "tree.json", "--no-speculation"), ("--tree", "--no-speculation")),
         (("--chat",), ("--chat", "--prompt-ids")),
         (("--compare-plain", "--no-speculation"), ("--compare-plain", "--no-speculation")),
     ],
-    ids=["tokens", "threads", "too many threads", "system", "chat", "compare"],
+    ids=["tokens", "threads", "too many threads", "system", "tree", "chat", "compare"],
 )
 def test_option_that_makes_no_sense(
     options: tuple[str, ...], named: tuple[str, ...], ids_bundle: Path, commands: Commands
