@@ -76,7 +76,7 @@ def export(settings: ExportSettings) -> Path:
             graphs.write_weights(traced, folder)
             for name, file in _GRAPH_FILES.items():
                 graphs.write_graph(traced, folder / file, shape, step=name == "step")
-        with _stage("comparing logits with transformers"):
+        with _stage("comparing logits with transformers"), _traceable(source, model):
             probe = folder / "check.onnx"
             graphs.write_graph(traced, probe, shape, step=False, logits=True)
             del traced
