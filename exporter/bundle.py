@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import MANIFEST_NAME, Manifest, file_sha256
+from medusa_engine.runtime.manifest import FORMAT, MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, file_sha256
 
 # <fcntl.h> and <linux/fs.h>
 _AT_FDCWD = -100
@@ -35,14 +35,14 @@ def check_target(target: Path, *, force: bool) -> None:
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise UserError(f"{target}: no permission to write into {folder}", "give another --output")
             return
-        if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST_NAME).is_file()):
+        if not target.is_dir() or (any(target.iterdir()) and not _is_bundle(target)):
             raise UserError(f"{target}: exists and is not a bundle", "give another --output")
         if any(target.iterdir()) and not force:
             raise UserError(f"{target}: the bundle exists already", "give --force to replace it, or another --output")
 
 
 @contextlib.contextmanager
-def new_bundle(target: Path) -> Iterator[Path]:
+def new_bundle(target: Path, *, force: bool = True) -> Iterator[Path]:
     """A folder beside `target` to write into; it becomes `target` when the block ends, and goes if it fails.
 
     The bundle that was there is kept until the new one is complete. What a killed export left beside `target` goes.
@@ -62,6 +62,7 @@ def new_bundle(target: Path) -> Iterator[Path]:
         try:
             with _held(partial):
                 yield partial
+                check_target(target, force=force)  # again: something may have come there meanwhile
                 _put_in_place(partial, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -76,6 +77,16 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, the last file of a bundle: a folder without it is not a bundle."""
     text = json.dumps(manifest.document(), indent=2, ensure_ascii=False) + "\n"
     (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Whether the manifest says so; other programs have a `manifest.json` too."""
+    try:
+        with (folder / MANIFEST_NAME).open("rb") as file:
+            document = json.loads(file.read(MAX_MANIFEST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("format") == FORMAT
 
 
 @contextlib.contextmanager

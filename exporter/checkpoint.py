@@ -11,6 +11,7 @@ from typing import Any
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
 from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.strict_json import read_json, shown
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
@@ -156,6 +157,9 @@ def load_model(source: Source) -> Any:
     from transformers import AutoModelForCausalLM
 
     source.weight_files()
+    settings = source.folder / "generation_config.json"
+    if settings.is_file() and not source.gguf:
+        read_stop_token_ids(settings)  # transformers goes on without a damaged file, and the stop tokens would be lost
     register_tree_attention()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(

@@ -44,7 +44,9 @@ def export(settings: ExportSettings) -> Path:
         _check_tree(tree, settings, settings.untrained_heads)
     source = checkpoint.find_source(settings.model)
     target = settings.output or Path("engines") / source.name.lower()
-    bundle.check_target(target, force=settings.force)
+    place = target.resolve()  # what is checked is what is replaced: `..` and links are followed here, once
+    for path in (target, place):
+        bundle.check_target(path, force=settings.force)
     heads_path = _heads_path(settings, source)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of is checked, and refused, here
@@ -63,7 +65,7 @@ def export(settings: ExportSettings) -> Path:
         shape = RoundShape(
             limits.layers, limits.kv_heads, limits.head_dim, limits.cache_rows, limits.heads, limits.topk
         )
-    with bundle.new_bundle(target) as folder:
+    with bundle.new_bundle(place, force=settings.force) as folder:
         with _stage("writing tokenizer and tree"):
             tokenizer = checkpoint.save_tokenizer(source, folder)
             stop_ids = checkpoint.stop_token_ids(model, tokenizer)
@@ -123,6 +125,10 @@ def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | N
 
 def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits:
     positions = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Past these it rotates by other factors, and the keys in the cache would have to be rotated anew.
+        positions = min(positions, rope.get("original_max_position_embeddings") or positions)
     max_length = settings.max_length or min(DEFAULT_MAX_LENGTH, positions)
     if max_length > positions:
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -39,10 +40,13 @@ def run_command(
         128 and their number.
     """
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a character that the terminal's encoding lacks is no reason to stop
     try:
         with _ended_by_signals():
             run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed before the start
+            sys.stdout.flush()
     except UserError as error:
         for text in (error.problem, error.hint):
             # A library's message or a file's name may span lines.

@@ -21,7 +21,7 @@ GENERATION_NAME = "generation_config.json"
 GRAPHS = ("round", "step")
 LARGEST_LIMIT = 1 << 31  # every size is below
 
-_MAX_MANIFEST_BYTES = 1 << 20
+MAX_MANIFEST_BYTES = 1 << 20
 _FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
 _EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 
@@ -105,7 +105,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{folder}: {what}", _FOLDER_HINT)
     if not path.is_file():
         raise UserError(f"{folder}: no {MANIFEST_NAME}, so this is not a finished bundle", _FOLDER_HINT)
-    document = read_json(path, max_bytes=_MAX_MANIFEST_BYTES, hint=_EXPORT_HINT)
+    document = read_json(path, max_bytes=MAX_MANIFEST_BYTES, hint=_EXPORT_HINT)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f'{path}: "format" is not {FORMAT!r}', _EXPORT_HINT)
     version = document.get("format_version")

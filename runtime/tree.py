@@ -135,7 +135,9 @@ def parse_tree(document: object, source: str) -> Tree:
         UserError: unknown key, an entry that is no path of integer ranks in 0 … 2**31 - 1, a path given
             twice, or one whose prefix is missing; names the entry and its value.
     """
-    name = PurePath(source).name.removesuffix(".json") or source
+    name = PurePath(source).name.removesuffix(".json")
+    if not name or not name.isprintable():
+        name = "tree"
     metadata: dict[str, object] = {}
     entries = document
     if isinstance(document, dict):

@@ -287,3 +287,46 @@ def test_medusa_repository_without_a_base(base: object, tmp_path: Path, refuses:
 def test_medusa_repository_whose_base_is_none(base: str, named: str, tmp_path: Path, refuses: Refuses) -> None:
     repository = save_medusa_repository(tmp_path / "medusa", base=base)
     refuses(repository, "--top-k", "10", named=[repository / "config.json", "base_model_name_or_path", named])
+
+
+def test_damaged_generation_config(llama_folder: Path, tmp_path: Path, commands: Commands) -> None:
+    """transformers goes on without it, and its stop tokens would be lost."""
+    model = Path(shutil.copytree(llama_folder, tmp_path / "model"))
+    (model / "generation_config.json").write_text('{"eos_token_id": [2, 7, 9],')
+    tree = write_tree(tmp_path / "tree.json")
+    arguments = ("--model", model, "--untrained-heads", "2", "--tree", tree, "-o", tmp_path / "bundle")
+    with unchanged(tmp_path):
+        commands.export_refuses(*arguments, named=[model / "generation_config.json"])
+
+
+def test_length_past_the_first_factors_of_longrope(tmp_path: Path, commands: Commands) -> None:
+    from transformers import AutoModelForCausalLM, Phi3Config
+
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0, 4.0, 5.0, 6.0],
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 1.0,
+    }
+    config = Phi3Config(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        sliding_window=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        rope_parameters=rope,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tree = write_tree(tmp_path / "tree.json")
+    arguments = ("--model", tmp_path / "model", "--untrained-heads", "2", "--tree", tree, "-o", tmp_path / "bundle")
+    with unchanged(tmp_path):
+        commands.export_refuses(*arguments, "--max-length", "65", named=["65", "64 positions"])

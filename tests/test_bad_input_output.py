@@ -12,6 +12,8 @@ from checkpoints import ARTIFACTS, POSITIONS, TREES, VOCAB, write_tree
 from command_checks import Commands, check_refused, unchanged
 from test_bad_input_prompt import EXPECTED_TREES, NAMED_IN_TREES, REFUSED_TREES
 
+from medusa_engine.runtime.errors import UserError
+
 Refuses = Callable[..., None]
 
 
@@ -153,3 +155,52 @@ def test_failure_half_way_leaves_nothing(
     arguments = ["--model", llama_folder, "--tree", tree, "-o", tmp_path / "a" / "b" / "out", "--untrained-heads", "2"]
     with unchanged(tmp_path), pytest.raises(ZeroDivisionError):
         main([str(argument) for argument in arguments])
+
+
+def test_folder_behind_a_path_through_a_missing_one_is_kept(
+    llama_folder: Path, tmp_path: Path, commands: Commands
+) -> None:
+    """`new/../mine` is `mine` once `new` is made, and was not there when its name was looked up."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("precious")
+    tree = write_tree(tmp_path / "tree.json")
+    arguments = (
+        "--model",
+        llama_folder,
+        "--untrained-heads",
+        "2",
+        "--tree",
+        tree,
+        "-o",
+        tmp_path / "new" / ".." / "mine",
+    )
+    with unchanged(tmp_path):
+        commands.export_refuses(*arguments, named=[mine, "not a bundle"])
+
+
+def test_manifest_of_another_program_makes_no_bundle(llama_folder: Path, tmp_path: Path, commands: Commands) -> None:
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "manifest.json").write_text('{"name": "a web page"}')
+    tree = write_tree(tmp_path / "tree.json")
+    arguments = ("--model", llama_folder, "--untrained-heads", "2", "--tree", tree, "-o", page, "--force")
+    with unchanged(tmp_path):
+        commands.export_refuses(*arguments, named=[page, "not a bundle"])
+
+
+def test_what_comes_to_the_output_during_an_export_is_kept(tmp_path: Path) -> None:
+    from medusa_engine.exporter import bundle
+
+    output = tmp_path / "bundle"
+
+    def export() -> None:
+        with bundle.new_bundle(output, force=False) as folder:
+            (folder / "new").touch()
+            output.mkdir()
+            (output / "thesis.txt").write_text("precious")
+
+    with pytest.raises(UserError, match="not a bundle"):
+        export()
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert (output / "thesis.txt").read_text() == "precious"
