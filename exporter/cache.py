@@ -14,7 +14,29 @@ from medusa_engine.plugins.compact_append_kv.body import (
 )
 
 
-class StaticCache:
+class TracedCache:
+    """What transformers' decoders ask of a cache whose masks and positions come from outside.
+
+    Attributes:
+        keys, values: per layer [B, H_kv, S_max, head_dim].
+    """
+
+    is_compileable = True
+    layers: Sequence[object] = ()
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    def get_seq_length(self, *_args: object) -> int:
+        return 0
+
+    def get_max_cache_shape(self, *_args: object) -> int:
+        return self.keys[0].shape[2]
+
+    def get_mask_sizes(self, *_args: object, **_kwargs: object) -> tuple[int, int]:
+        return self.keys[0].shape[2], 0
+
+
+class StaticCache(TracedCache):
     """Duck-typed transformers cache over static buffers.
 
     `update` compacts and appends as `medusa::CompactAppendKV` does (while `torch.onnx.export` traces it becomes
@@ -27,9 +49,6 @@ class StaticCache:
         pending_count: [1] int64, G.
         live_rows: P + G + N, rows the attention sees; a symbolic size while tracing.
     """
-
-    is_compileable = True
-    layers: Sequence[object] = ()
 
     def __init__(
         self,
@@ -72,12 +91,3 @@ class StaticCache:
         start = past_length + count
         present[:, :, start : start + new.shape[2]] = new
         return present
-
-    def get_seq_length(self, *_args: object) -> int:
-        return 0
-
-    def get_max_cache_shape(self, *_args: object) -> int:
-        return self.keys[0].shape[2]
-
-    def get_mask_sizes(self, *_args: object, **_kwargs: object) -> tuple[int, int]:
-        return self.keys[0].shape[2], 0

@@ -14,8 +14,6 @@ import torch
 from medusa_engine.exporter.cache import StaticCache
 from medusa_engine.exporter.heads import MedusaHeads
 
-STATE_NAMES = ("next_position_ids", "next_past_length", "next_pending_rows", "next_pending_count")
-
 
 @dataclass(frozen=True)
 class RoundShape:

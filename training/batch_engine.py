@@ -16,6 +16,7 @@ import onnxruntime as ort
 import torch
 
 from medusa_engine.exporter import graphs
+from medusa_engine.exporter.cache import TracedCache
 from medusa_engine.exporter.passes.fuse import FusePass
 from medusa_engine.exporter.round import RowProjection
 from medusa_engine.exporter.trace import OPSET, quiet_export
@@ -37,11 +38,8 @@ class StepResult(NamedTuple):
     hidden: npt.NDArray[np.float32]
 
 
-class ScatterCache:
+class ScatterCache(TracedCache):
     """Duck-typed transformers cache: row b writes at its own position."""
-
-    is_compileable = True
-    layers: tuple[object, ...] = ()
 
     def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], rows: torch.Tensor, live: int) -> None:
         self.keys, self.values = list(keys), list(values)
@@ -60,15 +58,6 @@ class ScatterCache:
                 version=OPSET,
             )
         return self.keys[layer][:, :, : self._live], self.values[layer][:, :, : self._live]
-
-    def get_seq_length(self, *_args: object) -> int:
-        return 0
-
-    def get_max_cache_shape(self, *_args: object) -> int:
-        return self.keys[0].shape[2]
-
-    def get_mask_sizes(self, *_args: object, **_kwargs: object) -> tuple[int, int]:
-        return self.keys[0].shape[2], 0
 
 
 class BatchStep(torch.nn.Module):
