@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.runtime.tree import Tree
+from medusa_engine.training.json_file import write_json
 from medusa_engine.training.tree_search import MISS, Ranks
 
 FORMAT = "medusa-calibration"
@@ -53,9 +53,7 @@ class Calibration:
             "counts": counts,
             "sequences": [ranks.tolist() for ranks in self.sequences],
         }
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(json.dumps(document) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_json(path, document)
 
     @property
     def heads(self) -> int:

@@ -26,6 +26,7 @@ from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.runtime.text import Tokenizer
 from medusa_engine.training.batch_engine import BatchEngine
 from medusa_engine.training.conversation import KEPT_TOP, Conversation, SamplingPolicy, TemplateSegments
+from medusa_engine.training.json_file import write_json
 
 MANIFEST_NAME = "data.json"
 _SHARD = "shard-{:05d}.npz"
@@ -203,7 +204,4 @@ def _write_manifest(settings: DistillSettings, provenance: dict[str, Any], write
         "tokens": writer.tokens,
         "owned_tokens": writer.owned_tokens,
     }
-    path = settings.output / MANIFEST_NAME
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_json(settings.output / MANIFEST_NAME, document, indent=2)

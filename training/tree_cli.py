@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +74,7 @@ def _calibrate(options: argparse.Namespace) -> None:
 
 def _search(options: argparse.Namespace) -> None:
     from medusa_engine.training.calibrate import load_calibration
+    from medusa_engine.training.json_file import write_json
     from medusa_engine.training.tree_search import best_first, expected_published, joint_mass, marginal_mass, rank_mass
 
     calibration = load_calibration(options.calibration)
@@ -103,9 +103,7 @@ def _search(options: argparse.Namespace) -> None:
         "metadata": metadata,
         "paths": [list(path) for path in tree.paths],
     }
-    partial = options.output.with_name(f".{options.output.name}.partial")
-    partial.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    partial.replace(options.output)
+    write_json(options.output, document)
     print(options.output)
 
 
