@@ -41,6 +41,7 @@ class DistillSettings:
         owned_tokens: stop after this many assistant tokens.
         batch: conversations written at once.
         max_length: tokens of a conversation.
+        dtype: the target runs in this precision, one of `device.DTYPES`.
         shard_conversations: conversations per file.
         seed: of every random choice, with the conversation's number.
         policy: how turns are sampled.
@@ -50,13 +51,15 @@ class DistillSettings:
     owned_tokens: int = 100_000
     batch: int = 64
     max_length: int = 448
+    dtype: str = "float32"
     shard_conversations: int = 64
     seed: int = 0
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
 
     def recipe(self) -> dict[str, Any]:
         """What has to be the same when a run is resumed."""
-        return {"max_length": self.max_length, "seed": self.seed, "policy": json.loads(json.dumps(asdict(self.policy)))}
+        policy = json.loads(json.dumps(asdict(self.policy)))
+        return {"max_length": self.max_length, "dtype": self.dtype, "seed": self.seed, "policy": policy}
 
 
 class ShardWriter:
@@ -79,6 +82,13 @@ class ShardWriter:
         self._waiting.append(conversation)
         if len(self._waiting) < self._size:
             return False
+        self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Write what is waiting; nothing where nothing is."""
+        if not self._waiting:
+            return
         path = self._folder / _SHARD.format(self.shards)
         partial = path.with_suffix(".partial")
         arrays = _arrays(self._waiting)
@@ -88,7 +98,6 @@ class ShardWriter:
         self._count(arrays["numbers"].tolist(), arrays["owned"])
         self._waiting.clear()
         self.shards += 1
-        return True
 
     def _count(self, numbers: Sequence[int], owned: Any) -> None:
         self.written.update(numbers)
@@ -152,6 +161,9 @@ def distill(
                     counts = f"{writer.shards} shards, {writer.tokens} tokens, {writer.owned_tokens} owned"
                     print(f"{counts}, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
                 rows[index] = start()
+    if not any(rows):  # the prompts have run out: their last answers fill no whole shard
+        writer.flush()
+        _write_manifest(settings, provenance, writer)
 
 
 def _numbers(written: set[int], count: int | None) -> Iterator[int]:

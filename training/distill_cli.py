@@ -11,6 +11,7 @@ from typing import Any
 
 from medusa_engine.runtime.command_line import run_command
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.training.device import DTYPES, choose_device, choose_dtype
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -27,7 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="conversations written at once; default: 64")
     parser.add_argument("--max-length", type=int, help="tokens of a conversation; default: 448")
     parser.add_argument("--seed", type=int, help="of every random choice; default: 0")
-    parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
+    parser.add_argument("--device", help="where the model runs; default: cuda where there is one, else cpu")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 where the device computes in it, else float32")
     return parser
 
 
@@ -45,7 +47,8 @@ def _run(options: argparse.Namespace) -> None:
 
     names = ("output", "owned_tokens", "batch", "max_length", "seed")
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    settings = DistillSettings(**chosen)
+    device = choose_device(options.device)
+    settings = DistillSettings(**chosen, dtype=choose_dtype(options.dtype, device))
     prompts = None
     if options.prompts:
         prompts = [line for line in read_prompt_file(options.prompts).splitlines() if line.strip()]
@@ -64,9 +67,8 @@ def _run(options: argparse.Namespace) -> None:
             "prompts": None if options.prompts is None else file_sha256(options.prompts),
         }
         engine = BatchEngine(
-            model, folder, batch=settings.batch, max_length=settings.max_length, threads=options.threads
+            model, batch=settings.batch, max_length=settings.max_length, dtype=settings.dtype, device=device
         )
-        del model
         distill(engine, tokenizer, settings, stop_ids=stop_ids, prompts=prompts, provenance=provenance)
 
 

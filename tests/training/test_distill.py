@@ -28,6 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_data(model: Path, data: Path, owned: int, *options: str) -> int:
     arguments = ["--model", model, "-o", data, "--owned-tokens", owned, "--batch", BATCH, "--max-length", 96]
+    arguments += ["--dtype", "float32", "--device", "cpu"]
     return medusa_distill([*map(str, arguments), *options])
 
 
