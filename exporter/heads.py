@@ -34,6 +34,10 @@ class HeadWeights:
         """The same heads over a draft vocabulary."""
         return replace(self, token_map=token_map)
 
+    def with_projection(self, projection: torch.Tensor) -> HeadWeights:
+        """The same heads with projections of their own, [K, V', H]."""
+        return replace(self, projection=projection)
+
     def half(self) -> HeadWeights:
         """The same heads in fp16."""
         projection = None if self.projection is None else self.projection.half()

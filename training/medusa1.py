@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
+import pickle
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,15 @@ import numpy.typing as npt
 import torch
 
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
+from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.features import Features
 from medusa_engine.training.labels import IGNORED, head_weights
+from medusa_engine.training.training_log import HeadScores, TrainingLog
+from medusa_engine.training.vocabulary import Vocabulary
+
+STATE_NAME = "state.pt"
+_SAVE_EVERY = 200  # batches
+_REPORT_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -25,16 +31,20 @@ class TrainSettings:
 
     Attributes:
         heads, layers: K heads of that many residual blocks.
+        own_projection: every head trains a copy of the LM projection of its own; else they share the frozen one.
         epochs: passes over the data at most; training stops early when the held-out loss stops falling.
         batch: positions per optimiser step.
         accumulate: forward passes a batch is split into; the result is that of the whole batch.
         learning_rate, weight_decay: of AdamW; the rate warms up and falls on a cosine.
         soft: share of the loss that compares with the target's distribution instead of the written token.
         seed: of the order of positions.
+        dtype: of the matrix products, one of `device.DTYPES`; weights and losses are float32 throughout.
+        device: where training runs.
     """
 
     heads: int = 4
     layers: int = 1
+    own_projection: bool = False
     epochs: int = 4
     batch: int = 2048
     accumulate: int = 1
@@ -42,61 +52,34 @@ class TrainSettings:
     weight_decay: float = 0.01
     soft: float = 1.0
     seed: int = 0
-
-
-class Vocabulary:
-    """The tokens the heads choose from: all, or a draft vocabulary.
-
-    Args:
-        projection: [V, H], the frozen LM projection.
-        token_map: [V'] int64 ascending ids of the draft vocabulary, or None for all tokens.
-    """
-
-    def __init__(self, projection: torch.Tensor, token_map: npt.NDArray[np.int64] | None) -> None:
-        self.token_map = token_map
-        self.weight = projection if token_map is None else projection[torch.from_numpy(token_map)]
-        self._place = np.arange(len(projection))
-        if token_map is not None:
-            self._place = np.full(len(projection), IGNORED)
-            self._place[token_map] = np.arange(len(token_map))
-
-    def places(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Rows of `weight` for token ids; IGNORED where a token is outside or is IGNORED itself."""
-        return np.where(ids == IGNORED, IGNORED, self._place[np.maximum(ids, 0)])
-
-
-def draft_vocabulary(features: Features, size: int) -> npt.NDArray[np.int64]:
-    """The `size` most frequent labels of head 0, ascending: [V']."""
-    labels = features.labels[:, 0]
-    ids, counts = np.unique(labels[labels != IGNORED], return_counts=True)
-    return np.sort(ids[np.argsort(-counts, kind="stable")[:size]])
+    dtype: str = "float32"
+    device: str = "cpu"
 
 
 class HeadTrainer:
     """Trains `MedusaHeads` on features; call `run`.
 
     Args:
-        projection: [V, H] float32, the backbone's LM projection; it is not changed.
-        folder: where the log and the resumable state go.
-        report: called with one line of progress at a time.
+        settings: see there.
+        vocabulary: the rows of the backbone's LM projection that the heads use; they are not changed.
+        log: takes progress and results.
+        folder: where the resumable state goes.
     """
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        vocabulary: Vocabulary,
-        folder: Path,
-        *,
-        report: Callable[[str], None],
-    ) -> None:
+    def __init__(self, settings: TrainSettings, vocabulary: Vocabulary, folder: Path, log: TrainingLog) -> None:
         self.settings = settings
         self._vocabulary = vocabulary
         self._folder = folder
-        self._report = report
-        projection = torch.nn.Linear(vocabulary.weight.shape[1], len(vocabulary.weight), bias=False)
-        projection.weight = torch.nn.Parameter(vocabulary.weight.float(), requires_grad=False)
-        weights = untrained_heads(settings.heads, vocabulary.weight.shape[1], layers=settings.layers)
-        self.heads = MedusaHeads(weights, projection)
+        self._log = log
+        self._dtype = getattr(torch, settings.dtype)
+        weight = vocabulary.weight.to(settings.device, torch.float32)
+        projection = torch.nn.Linear(*weight.shape[::-1], bias=False, device="meta")
+        projection.weight = torch.nn.Parameter(weight, requires_grad=False)
+        weights = untrained_heads(settings.heads, weight.shape[1], layers=settings.layers)
+        if settings.own_projection:
+            weights = weights.with_projection(weight.repeat(settings.heads, 1, 1))
+        self.heads = MedusaHeads(weights, projection).to(settings.device)
+        self._frozen = None if settings.own_projection else weight.to(self._dtype)
         self._trained = [parameter for parameter in self.heads.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._trained, lr=settings.learning_rate, weight_decay=settings.weight_decay
@@ -105,72 +88,96 @@ class HeadTrainer:
         self._step = 0
 
     def run(self, training: Features, held_out: Features) -> HeadWeights:
-        """Train until the held-out loss stops falling; returns the heads with the lowest."""
+        """Train until the held-out loss stops falling; returns the heads with the lowest.
+
+        Raises:
+            UserError: the folder holds the state of training with other settings or data.
+        """
         settings = self.settings
         per_epoch = math.ceil(len(training) / settings.batch)
-        total = per_epoch * settings.epochs
-        first_epoch, best_loss, best = self._resume()
-        for epoch in range(first_epoch, settings.epochs):
-            started, losses = time.monotonic(), []
+        identity = asdict(settings) | {"positions": len(training), "vocabulary": len(self._vocabulary.weight)}
+        best_loss, best, stopped = self._resume(identity)
+        while not stopped and (epoch := self._step // per_epoch) < settings.epochs:
+            started = time.monotonic()
             order = np.random.default_rng([settings.seed, epoch]).permutation(len(training))
-            for index in range(per_epoch):
+            for index in range(self._step % per_epoch, per_epoch):
                 rows = order[index * settings.batch : (index + 1) * settings.batch]
-                losses.append(self._train_batch(training, rows, total))
-                if (index + 1) % 100 == 0:
-                    seconds = time.monotonic() - started
-                    self._report(
-                        f"epoch {epoch} batch {index + 1}/{per_epoch} loss {np.mean(losses[-100:]):.4f} {seconds:.0f} s"
-                    )
+                measured = (index + 1) % _REPORT_EVERY == 0
+                scores = self._train_batch(training, rows, per_epoch * settings.epochs, measured=measured)
+                self._log.batch(epoch, index + 1, per_epoch, scores)
+                if (index + 1) % _SAVE_EVERY == 0 and index + 1 < per_epoch:
+                    self._save(identity, best_loss, best, stopped=False)
             scores = self.evaluate(held_out)
-            self._log(epoch, float(np.mean(losses)), scores, time.monotonic() - started)
-            if scores["loss"] < best_loss:
-                best_loss, best = scores["loss"], self.heads.residual()
-            elif epoch > 0:
-                self._report("the held-out loss has stopped falling")
-                break
-            self._save(epoch + 1, best_loss, best)
-        return HeadWeights(*best, projection=None, trained=True, source="medusa-train")
+            loss = float(scores.loss @ self._weights.numpy())
+            self._log.epoch(epoch, loss, scores, time.monotonic() - started)
+            stopped = epoch > 0 and loss >= best_loss
+            if loss < best_loss:
+                best_loss, best = loss, self._weights_now()
+            self._save(identity, best_loss, best, stopped=stopped)
+            if stopped:
+                self._log.say("the held-out loss has stopped falling")
+        residual_weight, residual_bias, *projection = best
+        return HeadWeights(
+            residual_weight,
+            residual_bias,
+            projection=projection[0] if projection else None,
+            trained=True,
+            source="medusa-train",
+        )
 
-    def evaluate(self, features: Features) -> dict[str, Any]:
-        """Loss, and per head top-1 and top-5 accuracy over all of its labels, those outside the vocabulary too."""
-        top1, top5, counts, losses = (np.zeros(self.settings.heads) for _ in range(4))
+    def evaluate(self, features: Features) -> HeadScores:
+        """Mean loss, and per head top-1 and top-5 accuracy over all of its labels, those outside the vocabulary too."""
+        total = HeadScores.zero(self.settings.heads)
         for start in range(0, len(features), self.settings.batch):
             rows = np.arange(start, min(start + self.settings.batch, len(features)))
             labels = self._vocabulary.places(features.labels[rows])
             with torch.no_grad():
-                states = self.heads.states(_rows(features.hidden, rows))
+                states = self._states(features, rows)
                 for head, state in enumerate(states):
-                    logits = self.heads.lm_head(state)
-                    losses[head] += float(self._loss(logits, features, rows, head, labels[:, head])) * len(rows)
-                    best = logits.topk(5, dim=-1).indices.numpy()  # [M, 5]
-                    hits = best == labels[:, head, None]
-                    top1[head] += hits[:, 0].sum()
-                    top5[head] += hits.any(axis=1).sum()
-            counts += (features.labels[rows] != IGNORED).sum(axis=0)
-        losses /= len(features)
-        return {
-            "loss": float(losses @ self._weights.numpy()),
-            "top1": (top1 / counts).tolist(),
-            "top5": (top5 / counts).tolist(),
-        }
+                    logits = self._logits(head, state)
+                    total.loss[head] += float(self._loss(logits, features, rows, head, labels[:, head])) * len(rows)
+                    total.count_hits(head, logits, labels[:, head])
+            total.labels += (features.labels[rows] != IGNORED).sum(axis=0)
+        return total.means(len(features))
 
-    def _train_batch(self, features: Features, rows: npt.NDArray[np.int64], total: int) -> float:
+    def _train_batch(
+        self, features: Features, rows: npt.NDArray[np.int64], total: int, *, measured: bool
+    ) -> HeadScores:
+        """One optimiser step; with `measured`, accuracies on its own positions besides the losses."""
         self._set_rate(total)
         self._optimizer.zero_grad(set_to_none=True)
         labels = self._vocabulary.places(features.labels[rows])
-        loss_sum = 0.0
+        scores = HeadScores.zero(self.settings.heads)
         for part in np.array_split(np.arange(len(rows)), self.settings.accumulate):
-            states = self.heads.states(_rows(features.hidden, rows[part]))
-            for head, state in enumerate(states):
-                logits = self.heads.lm_head(state)
+            states = self._states(features, rows[part])
+            cut = states.detach().requires_grad_()  # the blocks are differentiated once for all heads
+            for head in range(self.settings.heads):
+                logits = self._logits(head, cut[head])
                 loss = self._loss(logits, features, rows[part], head, labels[part, head])
-                loss = loss * self._weights[head] * (len(part) / len(rows))
-                loss.backward(retain_graph=head + 1 < self.settings.heads)
-                loss_sum += float(loss.detach())
+                (loss * self._weights[head] * (len(part) / len(rows))).backward()
+                scores.loss[head] += float(loss.detach()) * len(part)
+                if measured:
+                    scores.count_hits(head, logits.detach(), labels[part, head])
+            states.backward(cut.grad)
+        if measured:
+            scores.labels += (features.labels[rows] != IGNORED).sum(axis=0)
         torch.nn.utils.clip_grad_norm_(self._trained, 1.0)
         self._optimizer.step()
         self._step += 1
-        return loss_sum
+        return scores.means(len(rows))
+
+    def _states(self, features: Features, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        hidden = torch.from_numpy(features.hidden[rows]).to(self.settings.device, torch.float32)  # [M, H]
+        with torch.autocast(self.settings.device.split(":")[0], self._dtype, enabled=self._dtype != torch.float32):
+            return self.heads.states(hidden).float()  # [K, M, H]
+
+    def _logits(self, head: int, state: torch.Tensor) -> torch.Tensor:
+        """[M, H] -> [M, V'] float32."""
+        weight = self._frozen
+        if weight is None:
+            assert self.heads.projections is not None
+            weight = self.heads.projections[head].to(self._dtype)
+        return torch.nn.functional.linear(state.to(self._dtype), weight).float()
 
     def _loss(
         self,
@@ -181,16 +188,22 @@ class HeadTrainer:
         labels: npt.NDArray[np.int64],  # [M] places in the vocabulary
     ) -> torch.Tensor:
         """Mean over all M rows, so that rows without a label weigh nothing and never divide by zero."""
-        logprobs = torch.log_softmax(logits, dim=-1)
-        targets = torch.from_numpy(np.maximum(labels, 0))
-        hard = -logprobs.gather(1, targets[:, None])[:, 0] * torch.from_numpy((labels != IGNORED).astype(np.float32))
-        if not self.settings.soft:
-            return hard.mean()
+        device = logits.device
+        normaliser = logits.logsumexp(dim=-1)  # [M]
+        if self.settings.soft < 1:
+            targets = torch.from_numpy(np.maximum(labels, 0)).to(device)
+            known = torch.from_numpy((labels != IGNORED).astype(np.float32)).to(device)
+            hard = (normaliser - logits.gather(1, targets[:, None])[:, 0]) * known
+            if not self.settings.soft:
+                return hard.mean()
         owned = features.labels[rows, head] != IGNORED
         places = self._vocabulary.places(features.top_ids[rows, head])  # [M, 8]
         known = (places != IGNORED) & owned[:, None]
-        probabilities = torch.from_numpy(features.top_probabilities[rows, head] * known)
-        soft = -(logprobs.gather(1, torch.from_numpy(np.maximum(places, 0))) * probabilities).sum(dim=1)
+        probabilities = torch.from_numpy(features.top_probabilities[rows, head] * known).to(device)
+        likely = logits.gather(1, torch.from_numpy(np.maximum(places, 0)).to(device))
+        soft = ((normaliser[:, None] - likely) * probabilities).sum(dim=1)
+        if self.settings.soft == 1:
+            return soft.mean()
         return (self.settings.soft * soft + (1 - self.settings.soft) * hard).mean()
 
     def _set_rate(self, total: int) -> None:
@@ -200,16 +213,18 @@ class HeadTrainer:
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * factor
 
-    def _log(self, epoch: int, loss: float, scores: dict[str, Any], seconds: float) -> None:
-        record = {"epoch": epoch, "training_loss": loss, "seconds": round(seconds, 1), **scores}
-        with (self._folder / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        shown = "  ".join(f"{a:.3f}/{b:.3f}" for a, b in zip(scores["top1"], scores["top5"], strict=True))
-        self._report(f"epoch {epoch}: training {loss:.4f}, held-out {scores['loss']:.4f}, top-1/top-5 by head: {shown}")
+    def _weights_now(self) -> list[torch.Tensor]:
+        """Blocks' weights and biases as checkpoints hold them, then [K, V', H] if the heads have own projections."""
+        weights = [tensor.cpu() for tensor in self.heads.residual()]
+        if self.settings.own_projection:
+            assert self.heads.projections is not None
+            weights.append(torch.stack([projection.detach().cpu() for projection in self.heads.projections]))
+        return weights
 
-    def _save(self, epochs_done: int, best_loss: float, best: tuple[torch.Tensor, torch.Tensor]) -> None:
-        state = {
-            "epochs_done": epochs_done,
+    def _save(self, identity: dict[str, Any], best_loss: float, best: list[torch.Tensor], *, stopped: bool) -> None:
+        state: dict[str, Any] = {
+            "identity": identity,
+            "stopped": stopped,
             "step": self._step,
             "best_loss": best_loss,
             "best": best,
@@ -218,20 +233,23 @@ class HeadTrainer:
         }
         partial = self._folder / "state.partial"
         torch.save(state, partial)
-        partial.replace(self._folder / "state.pt")
+        partial.replace(self._folder / STATE_NAME)
 
-    def _resume(self) -> tuple[int, float, tuple[torch.Tensor, torch.Tensor]]:
-        path = self._folder / "state.pt"
+    def _resume(self, identity: dict[str, Any]) -> tuple[float, list[torch.Tensor], bool]:
+        """Lowest held-out loss so far, its weights, and whether training had ended."""
+        path = self._folder / STATE_NAME
         if not path.exists():
-            return 0, math.inf, self.heads.residual()
-        state = torch.load(path, weights_only=True)
+            return math.inf, self._weights_now(), False
+        hint = "give another output folder, or remove the file to train anew"
+        try:
+            state = torch.load(path, weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise UserError(f"{path}: damaged: {str(error).splitlines()[0]}", hint) from error
+        if changed := [name for name, value in identity.items() if state["identity"].get(name) != value]:
+            raise UserError(f"{path}: was written by training with another value of {', '.join(changed)}", hint)
         with torch.no_grad():
             for parameter, saved in zip(self._trained, state["heads"], strict=True):
                 parameter.copy_(saved)
         self._optimizer.load_state_dict(state["optimizer"])
         self._step = state["step"]
-        return state["epochs_done"], state["best_loss"], state["best"]
-
-
-def _rows(hidden: npt.NDArray[np.float16], rows: npt.NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(hidden[rows].astype(np.float32))  # [M, H]
+        return state["best_loss"], state["best"], state["stopped"]

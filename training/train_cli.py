@@ -11,6 +11,7 @@ from typing import Any
 
 from medusa_engine.runtime.command_line import run_command
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.training.device import DTYPES, choose_device, choose_dtype
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,6 +24,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", required=True, type=Path, help="folder of the heads")
     parser.add_argument("--heads", type=int, help="K; default: 4")
     parser.add_argument("--layers", type=int, help="residual blocks per head; default: 1")
+    parser.add_argument(
+        "--own-projection", action="store_true", help="each head trains an LM projection of its own; default: shared"
+    )
     parser.add_argument("--epochs", type=int, help="at most this many passes over the data; default: 4")
     parser.add_argument("--batch", type=int, help="positions per optimiser step; default: 2048")
     parser.add_argument("--accumulate", type=int, help="forward passes a batch is split into; default: 1")
@@ -32,6 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="default: 0")
     parser.add_argument(
         "--draft-vocabulary", type=int, metavar="N", help="heads choose from the N most frequent tokens"
+    )
+    parser.add_argument("--device", help="where training runs; default: cuda where there is one, else cpu")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="default: bfloat16 where the device computes in it, else float32"
     )
     return parser
 
@@ -48,11 +56,19 @@ def _run(options: argparse.Namespace) -> None:
     from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, write_checkpoint
     from medusa_engine.exporter.head_formats import ORIGINAL, VLLM
     from medusa_engine.training.features import load_features, shard_paths
-    from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings, Vocabulary, draft_vocabulary
+    from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
+    from medusa_engine.training.training_log import TrainingLog
+    from medusa_engine.training.vocabulary import Vocabulary, draft_vocabulary
 
     names = ("heads", "layers", "epochs", "batch", "accumulate", "learning_rate", "weight_decay", "soft", "seed")
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    settings = TrainSettings(**chosen)
+    device = choose_device(options.device)
+    settings = TrainSettings(
+        **chosen,
+        own_projection=options.own_projection,
+        device=device,
+        dtype=choose_dtype(options.dtype, device),
+    )
     paths = shard_paths(options.data)
     source = checkpoint.find_source(options.model)
     model = checkpoint.load_model(source)
@@ -72,8 +88,10 @@ def _run(options: argparse.Namespace) -> None:
     report(f"{len(training)} training and {len(held_out)} held-out positions")
     token_map = draft_vocabulary(training, options.draft_vocabulary) if options.draft_vocabulary else None
     options.output.mkdir(parents=True, exist_ok=True)
-    trainer = HeadTrainer(settings, Vocabulary(projection, token_map), options.output, report=report)
+    log = TrainingLog(options.output, settings.heads, report=report)
+    trainer = HeadTrainer(settings, Vocabulary(projection, token_map), options.output, log)
     weights = trainer.run(training, held_out)
+    report(f"losses and accuracies: {log.plot()}")
     if token_map is not None:
         weights = weights.with_token_map(torch.from_numpy(token_map))
     written = HeadCheckpoint((options.output,), ORIGINAL, weights.half(), "float16", biases=True, base=None, notes=())

@@ -17,8 +17,10 @@ from medusa_engine.exporter.head_checkpoint import load_heads, read_checkpoint
 from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.training.features import load_features, shard_paths
-from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings, Vocabulary
+from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
 from medusa_engine.training.train_cli import main as medusa_train
+from medusa_engine.training.training_log import TrainingLog
+from medusa_engine.training.vocabulary import Vocabulary
 
 HEADS, LENGTH, CONVERSATIONS = 3, 30, 80
 
@@ -111,7 +113,8 @@ def trainer(periodic: Periodic, folder: Path, **settings: Any) -> HeadTrainer:
     folder.mkdir(exist_ok=True)
     projection = periodic.model.lm_head.weight.detach().clone()
     chosen = TrainSettings(heads=HEADS, **settings)
-    return HeadTrainer(chosen, Vocabulary(projection, None), folder, report=lambda _line: None)
+    log = TrainingLog(folder, HEADS, report=lambda _line: None)
+    return HeadTrainer(chosen, Vocabulary(projection, None), folder, log)
 
 
 def test_untrained_heads_repeat_the_lm_head(periodic: Periodic, tmp_path: Path) -> None:
