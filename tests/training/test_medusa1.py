@@ -60,12 +60,21 @@ def periodic(tmp_path_factory: pytest.TempPathFactory) -> Periodic:
     return Periodic(folder / "model", folder / "data", model)
 
 
-@pytest.fixture(scope="module", params=[0, RIGGED_VOCAB], ids=["whole vocabulary", "draft vocabulary"])
+VARIANTS = {
+    "shared projection": [],
+    "draft vocabulary": ["--draft-vocabulary", RIGGED_VOCAB],
+    "own projections": ["--own-projection"],
+    "bfloat16": ["--dtype", "bfloat16"],
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
 def trained(request: pytest.FixtureRequest, periodic: Periodic, tmp_path_factory: pytest.TempPathFactory) -> Path:
     heads = tmp_path_factory.mktemp("heads")
+    variant = VARIANTS[request.param]
     arguments = ["--model", periodic.folder, "--data", periodic.data, "-o", heads, "--heads", HEADS]
     arguments += ["--epochs", 40, "--batch", 128, "--learning-rate", 0.02, "--weight-decay", 0]
-    arguments += ["--draft-vocabulary", request.param] if request.param else []
+    arguments += variant if "--dtype" in variant else [*variant, "--dtype", "float32"]
     assert medusa_train(list(map(str, arguments))) == 0
     return heads
 
@@ -101,12 +110,56 @@ def test_every_round_of_the_exported_engine_accepts_the_full_depth(
     assert answer.published_per_round == [HEADS + 1] * (40 // (HEADS + 1))
 
 
-def test_what_is_saved_names_its_base_and_its_shape(trained: Path) -> None:
+def test_what_is_saved_names_its_base_and_its_shape(trained: Path, request: pytest.FixtureRequest) -> None:
     checkpoint = read_checkpoint(trained)
     assert (checkpoint.weights.heads, checkpoint.weights.layers) == (HEADS, 1)
     assert checkpoint.base == "model"
-    assert checkpoint.weights.projection is None
+    own = "own projections" in request.node.name
+    assert (checkpoint.weights.projection is not None) == own
+    if own:
+        assert checkpoint.weights.projection.shape == (HEADS, RIGGED_VOCAB, checkpoint.weights.hidden)
     assert not [note for note in checkpoint.notes if "config.json" in note]
+
+
+def test_training_leaves_its_log_and_a_plot(trained: Path) -> None:
+    records = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if "held_out_loss" in record]
+    assert min(len(epochs[-1][name]) for name in ("head_loss", "top1", "top5")) == HEADS
+    assert epochs[0]["held_out_loss"] > 2 * epochs[-1]["held_out_loss"]
+    assert min(epochs[-1]["top1"]) >= 0.99
+    assert (trained / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_progress_is_reported_by_head_while_training(periodic: Periodic, tmp_path: Path) -> None:
+    lines: list[str] = []
+    log = TrainingLog(tmp_path, HEADS, report=lines.append)
+    vocabulary = Vocabulary(periodic.model.lm_head.weight.detach().clone(), None)
+    paths = shard_paths(periodic.data)
+    training, held_out = (load_features(paths, HEADS, held_out=flag) for flag in (False, True))
+    HeadTrainer(TrainSettings(heads=HEADS, epochs=1, batch=16), vocabulary, tmp_path, log).run(training, held_out)
+    progress = [line for line in lines if "batch 50/" in line]
+    assert len(progress) == 1
+    assert progress[0].count("/") == 2 + HEADS, "batch of batches, top-1/top-5, one pair per head"
+
+
+def test_training_with_other_settings_does_not_go_on_from_a_state(
+    periodic: Periodic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", periodic.folder, "--data", periodic.data, "-o", tmp_path / "heads", "--epochs", 1]
+    assert medusa_train([*map(str, arguments), "--heads", "2"]) == 0
+    before = (tmp_path / "heads" / "medusa_lm_head.safetensors").read_bytes()
+    assert medusa_train([*map(str, arguments), "--heads", "3"]) == 1
+    error = capsys.readouterr().err
+    assert "state.pt: was written by training with another value of heads" in error
+    assert "Traceback" not in error
+    assert (tmp_path / "heads" / "medusa_lm_head.safetensors").read_bytes() == before
+
+
+def test_damaged_state_is_refused(periodic: Periodic, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "state.pt").write_bytes(b"not a state")
+    arguments = ["--model", periodic.folder, "--data", periodic.data, "-o", tmp_path, "--epochs", 1]
+    assert medusa_train(list(map(str, arguments))) == 1
+    assert "state.pt: damaged" in capsys.readouterr().err
 
 
 def trainer(periodic: Periodic, folder: Path, **settings: Any) -> HeadTrainer:
@@ -136,28 +189,32 @@ def test_accumulated_batches_give_the_weights_of_the_whole_batch(periodic: Perio
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_interrupted_training_ends_at_the_weights_of_an_uninterrupted_one(periodic: Periodic, tmp_path: Path) -> None:
+def test_interrupted_training_ends_at_the_weights_of_an_uninterrupted_one(
+    periodic: Periodic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medusa_engine.training.medusa1._SAVE_EVERY", 2)
     paths = shard_paths(periodic.data)
     training, held_out = (load_features(paths, HEADS, held_out=flag) for flag in (False, True))
-    whole = trainer(periodic, tmp_path / "whole", epochs=3, batch=512).run(training, held_out)
+    whole = trainer(periodic, tmp_path / "whole", epochs=3, batch=256).run(training, held_out)
 
     class StopHereError(Exception):
         pass
 
-    first = trainer(periodic, tmp_path / "parts", epochs=3, batch=512)
-    evaluate, seen = first.evaluate, []
+    first = trainer(periodic, tmp_path / "parts", epochs=3, batch=256)
+    seen = []
 
-    def evaluate_once(features: Any) -> Any:
-        seen.append(features)
-        if len(seen) == 2:
+    def stop_inside_an_epoch(epoch: int, number: int, _count: int, _scores: Any) -> None:
+        seen.append((epoch, number))
+        if (epoch, number) == (1, 4):
             raise StopHereError
-        return evaluate(features)
 
-    first.evaluate = evaluate_once  # type: ignore[method-assign]
+    monkeypatch.setattr(first._log, "batch", stop_inside_an_epoch)
     with pytest.raises(StopHereError):
         first.run(training, held_out)
-    resumed = trainer(periodic, tmp_path / "parts", epochs=3, batch=512).run(training, held_out)
-    assert torch.allclose(whole.residual_weight, resumed.residual_weight, atol=1e-6)
+    resumed = trainer(periodic, tmp_path / "parts", epochs=3, batch=256)
+    ended = resumed.run(training, held_out)
+    assert resumed._step == 3 * len({number for _, number in seen}), "every batch of every epoch, none twice"
+    assert torch.allclose(whole.residual_weight, ended.residual_weight, atol=1e-6)
     assert whole.residual_weight.abs().max() > 0
 
 
