@@ -10,7 +10,6 @@ from pathlib import Path
 
 from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings
 from medusa_engine.runtime.command_line import add_version, run_command
-from medusa_engine.runtime.errors import UserError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,20 +52,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    return run_command(build_parser(), _run, arguments)
+    return run_command(build_parser(), _run, arguments, extra="export")
 
 
 def _run(options: argparse.Namespace) -> None:
     if options.model.endswith(".gguf"):
         # transformers' progress bar for the tensors of such a file can be switched off in this way only, at import.
         os.environ.setdefault("TQDM_DISABLE", "1")
-    try:
-        from medusa_engine.exporter.export import export
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"the package {error.name} is not installed",
-            "install what the exporter needs: pip install '.[export]' in a clone of medusa-engine",
-        ) from error
+    from medusa_engine.exporter.export import export
+
     target = export(ExportSettings(**vars(options)))
     print(target)
 

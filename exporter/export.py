@@ -65,6 +65,8 @@ def export(settings: ExportSettings) -> Path:
         shape = RoundShape(
             limits.layers, limits.kv_heads, limits.head_dim, limits.cache_rows, limits.heads, limits.topk
         )
+    for note in heads.notes:
+        print(f"note: {heads_path}: {note}", file=sys.stderr)
     with bundle.new_bundle(place, force=settings.force) as folder:
         with _stage("writing tokenizer and tree"):
             tokenizer = checkpoint.save_tokenizer(source, folder)

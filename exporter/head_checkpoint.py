@@ -86,6 +86,7 @@ def load_heads(path: Path, *, hidden: int, vocab_size: int) -> HeadWeights:
         residual_weight=weights.residual_weight.float(),
         residual_bias=weights.residual_bias.float(),
         projection=None if weights.projection is None else weights.projection.float(),
+        notes=checkpoint.notes,
     )
 
 

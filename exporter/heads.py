@@ -20,6 +20,7 @@ class HeadWeights:
         trained: False for zero-initialised heads.
         source: what the weights were read from, for the manifest.
         files: the files they were read from.
+        notes: what is odd about those and does not matter, for the user.
     """
 
     residual_weight: torch.Tensor
@@ -29,6 +30,7 @@ class HeadWeights:
     source: str
     files: tuple[Path, ...] = ()
     token_map: torch.Tensor | None = None
+    notes: tuple[str, ...] = ()
 
     def with_token_map(self, token_map: torch.Tensor) -> HeadWeights:
         """The same heads over a draft vocabulary."""

@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    return run_command(build_parser(), _run, arguments)
+    return run_command(build_parser(), _run, arguments, extra="export")
 
 
 def _run(options: argparse.Namespace) -> None:

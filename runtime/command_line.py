@@ -31,8 +31,14 @@ def run_command(
     parser: argparse.ArgumentParser,
     run: Callable[[argparse.Namespace], None],
     arguments: Sequence[str] | None,
+    *,
+    extra: str | None = None,
 ) -> int:
     """Parse the arguments and run the command.
+
+    Args:
+        parser, run, arguments: of the command; None for the process's own arguments.
+        extra: the optional dependencies the command needs; it says so where one of them is not installed.
 
     Returns:
         0 when done; 1 after a `UserError`, printed to standard error as one line saying what is wrong and one
@@ -43,7 +49,7 @@ def run_command(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that the terminal's encoding lacks is no reason to stop
     try:
-        with _ended_by_signals():
+        with _ended_by_signals(), _needs(extra):
             run(options)
         if sys.stdout is not None:  # closed before the start
             sys.stdout.flush()
@@ -65,6 +71,19 @@ def run_command(
             print(f"{parser.prog}: free space there, or write the output elsewhere", file=sys.stderr)
         return EXIT_USER_ERROR
     return 0
+
+
+@contextlib.contextmanager
+def _needs(extra: str | None) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if extra is None or error.name is None or error.name.startswith("medusa_engine"):
+            raise
+        raise UserError(
+            f"the package {error.name} is not installed",
+            f"install what this command needs: pip install '.[{extra}]' in a clone of medusa-engine",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -187,3 +187,26 @@ def test_published_forms_of_heads_load(name: str, heads: int, layers: int, own_p
     weight = tensors[f"{heads - 1}.{layers - 1}.linear.weight"].float()
     np.testing.assert_array_equal(loaded.residual_weight[-1, -1].numpy(), weight.numpy())
     assert bool(loaded.residual_bias.any()) == (name != "no_bias.safetensors")
+
+
+def test_export_says_what_is_odd_about_the_heads(
+    llama_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], tree: Path
+) -> None:
+    """A config that miscounts, and a file without biases and projections, as published checkpoints have them."""
+    import torch
+    from safetensors.torch import save_file
+
+    from medusa_engine.exporter.cli import main as medusa_export
+
+    heads = tmp_path / "heads"
+    heads.mkdir()
+    tensors = {f"{head}.0.linear.weight": torch.zeros(32, 32) for head in range(2)}
+    save_file(tensors, heads / "medusa_lm_head.safetensors")
+    (heads / "config.json").write_text(json.dumps({"medusa_num_heads": 5}))
+    arguments = ["--model", llama_folder, "--heads", heads, "--tree", tree, "-o", tmp_path / "b", *SMALL]
+    assert medusa_export(list(map(str, arguments))) == 0
+    said = capfd.readouterr().err
+    notes = [line for line in said.splitlines() if line.startswith("note: ")]
+    assert all(str(heads) in note for note in notes)
+    for words in ("medusa_num_heads 5, the file holds 2", "no biases", "share the base model's LM head"):
+        assert sum(words in note for note in notes) == 1, said

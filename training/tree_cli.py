@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    return run_command(build_parser(), _run, arguments)
+    return run_command(build_parser(), _run, arguments, extra="train")
 
 
 def _run(options: argparse.Namespace) -> None:

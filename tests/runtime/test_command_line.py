@@ -99,3 +99,20 @@ def test_hang_up_that_is_ignored_stays_ignored() -> None:
         assert run(lambda: signal.raise_signal(signal.SIGHUP)) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_missing_optional_package_names_the_extra_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(_options: argparse.Namespace) -> None:
+        import no_such_package_of_anyone  # noqa: F401
+
+    assert run_command(argparse.ArgumentParser(prog="medusa-try"), work, [], extra="train") == 1
+    error = capsys.readouterr().err
+    assert "no_such_package_of_anyone is not installed" in error and ".[train]" in error
+
+
+def test_missing_part_of_the_package_itself_is_no_users_mistake() -> None:
+    def work(_options: argparse.Namespace) -> None:
+        import medusa_engine.runtime.no_such_part  # noqa: F401
+
+    with pytest.raises(ModuleNotFoundError):
+        run_command(argparse.ArgumentParser(prog="medusa-try"), work, [], extra="train")
