@@ -122,7 +122,7 @@ class BatchEngine:
                     input_ids=torch.from_numpy(tokens).to(self._device)[:, None],
                     position_ids=cache.positions[:, None],
                     attention_mask=self._mask(cache.positions, cache.live),
-                    past_key_values=cache,
+                    cache=cache,
                     use_cache=True,
                 )
                 .logits[:, 0]
