@@ -117,13 +117,17 @@ class BatchEngine:
         cache.live = int(positions.max()) + 1
         cache.positions = torch.from_numpy(positions).to(self._device)
         with torch.inference_mode():
-            logits = self._model(
-                input_ids=torch.from_numpy(tokens).to(self._device)[:, None],
-                position_ids=cache.positions[:, None],
-                attention_mask=self._mask(cache.positions, cache.live),
-                past_key_values=cache,
-                use_cache=True,
-            ).logits[:, 0].float()  # [B, V]
+            logits = (
+                self._model(
+                    input_ids=torch.from_numpy(tokens).to(self._device)[:, None],
+                    position_ids=cache.positions[:, None],
+                    attention_mask=self._mask(cache.positions, cache.live),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                .logits[:, 0]
+                .float()
+            )  # [B, V]
             top = logits.topk(min(TOP, logits.shape[1]), dim=-1)
             logprobs = top.values - logits.logsumexp(dim=-1, keepdim=True)
             hidden = self._projection.rows.half()

@@ -29,7 +29,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-length", type=int, help="tokens of a conversation; default: 448")
     parser.add_argument("--seed", type=int, help="of every random choice; default: 0")
     parser.add_argument("--device", help="where the model runs; default: cuda where there is one, else cpu")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 where the device computes in it, else float32")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="default: bfloat16 where the device computes in it, else float32"
+    )
     return parser
 
 
