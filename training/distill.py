@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,7 @@ class DistillSettings:
 
     def recipe(self) -> dict[str, Any]:
         """What has to be the same when a run is resumed."""
-        policy = json.loads(json.dumps(asdict(self.policy)))
+        policy = asdict(self.policy)
         return {"max_length": self.max_length, "dtype": self.dtype, "seed": self.seed, "policy": policy}
 
 

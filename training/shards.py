@@ -13,6 +13,7 @@ log probabilities are -inf. `data.json` beside the shards says what they were ma
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Mapping
@@ -135,7 +136,8 @@ def claim_folder(folder: Path, made_from: Mapping[str, Any]) -> None:
     if not path.exists():
         raise UserError(f"{folder}: holds files, but no {MANIFEST_NAME}", "give an empty output folder")
     document = read_json(path, max_bytes=1 << 20, hint=_OTHER_FOLDER)
-    if not isinstance(document, dict) or any(document.get(key) != value for key, value in made_from.items()):
+    wanted: dict[str, Any] = json.loads(json.dumps(dict(made_from)))  # as it reads when it comes from a file
+    if not isinstance(document, dict) or any(document.get(key) != value for key, value in wanted.items()):
         raise UserError(f"{path}: was written with another target or other settings", _OTHER_FOLDER)
 
 
