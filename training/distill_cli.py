@@ -165,7 +165,7 @@ def _read(options: argparse.Namespace, target: _Target, data: ChatData) -> None:
         target.model,
         examples,
         options.output,
-        provenance=target.provenance | {"conversations": file_sha256(options.conversations), "rows": rows},
+        provenance=target.provenance | {"conversations_sha256": file_sha256(options.conversations), "rows": rows},
         dtype=target.dtype,
         device=target.device,
         **({} if options.batch is None else {"batch": options.batch}),

@@ -149,6 +149,7 @@ def write_manifest(folder: Path, made_from: Mapping[str, Any], writer: ShardWrit
         "tokens": writer.tokens,
         "owned_tokens": writer.owned_tokens,
     }
+    assert not counts.keys() & made_from.keys()
     write_json(folder / MANIFEST_NAME, {**made_from, **counts}, indent=2)
 
 
