@@ -94,12 +94,21 @@ def test_hidden_states_and_distributions_are_those_of_transformers(
     check_equal(stored, examples, reference)
 
 
-def test_few_logits_fit_in_memory_and_change_nothing(
+def test_a_pass_has_at_most_the_batch_and_few_logits_and_that_changes_nothing(
     model: Any, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extract, "_LOGITS_PER_PASS", 50 * VOCAB)
-    examples = random_examples(20)
-    check_equal(store(model, examples, tmp_path / "data"), examples, reference)
+    examples = random_examples(40)
+    shapes: list[tuple[int, int]] = []
+    watched = copy.deepcopy(model)
+    watched.model.embed_tokens.register_forward_pre_hook(lambda _module, ids: shapes.append(tuple(ids[0].shape)))
+    check_equal(store(watched, examples, tmp_path / "data", batch=7), examples, reference)
+    assert max(rows for rows, _ in shapes) == 7 and sum(rows for rows, _ in shapes) == 40
+
+    shapes.clear()
+    monkeypatch.setattr(extract, "_LOGITS_PER_PASS", 30 * VOCAB)  # less than the longest example has
+    check_equal(store(watched, examples, tmp_path / "small", batch=7), examples, reference)
+    assert all(rows == 1 or rows * length <= 30 for rows, length in shapes)
+    assert any(rows > 1 for rows, _ in shapes) and any(length > 30 for _, length in shapes)
 
 
 def test_the_padding_may_be_a_token_of_the_examples(model: Any, reference: Any, tmp_path: Path) -> None:
