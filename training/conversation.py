@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.text import Tokenizer
-
-KEPT_TOP = 8  # of the target's distribution, stored per position
+from medusa_engine.training.shards import KEPT_TOP
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,7 @@
-"""Self-distillation data: conversations written by the target itself, with what heads are trained on.
-
-A shard is one `.npz`; T tokens of C conversations lie one behind the other:
-
-    numbers [C] int64, lengths [C] int64        conversation ids and token counts
-    tokens [T] int32, owned [T] bool            owned: written by the assistant
-    hidden [T, H] float16                       final hidden state behind each token (zero behind the last)
-    top_ids [T, 8] int32, top_logprobs [T, 8] float16   the target's distribution for the next token
-"""
+"""Self-distillation data: conversations written by the target itself, with what heads are trained on (shards.py)."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,15 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.runtime.text import Tokenizer
 from medusa_engine.training.batch_engine import BatchEngine
-from medusa_engine.training.conversation import KEPT_TOP, Conversation, SamplingPolicy, TemplateSegments
-from medusa_engine.training.json_file import write_json
-
-MANIFEST_NAME = "data.json"
-_SHARD = "shard-{:05d}.npz"
+from medusa_engine.training.conversation import Conversation, SamplingPolicy, TemplateSegments
+from medusa_engine.training.shards import KEPT_TOP, ShardWriter, StoredConversation, claim_folder, write_manifest
 
 
 @dataclass(frozen=True)
@@ -58,51 +43,8 @@ class DistillSettings:
 
     def recipe(self) -> dict[str, Any]:
         """What has to be the same when a run is resumed."""
-        policy = json.loads(json.dumps(asdict(self.policy)))
+        policy = asdict(self.policy)
         return {"max_length": self.max_length, "dtype": self.dtype, "seed": self.seed, "policy": policy}
-
-
-class ShardWriter:
-    """Collects finished conversations and writes them in files that appear complete or not at all."""
-
-    def __init__(self, folder: Path, conversations_per_shard: int) -> None:
-        self._folder = folder
-        self._size = conversations_per_shard
-        self._waiting: list[Conversation] = []
-        self.written: set[int] = set()
-        self.tokens = self.owned_tokens = 0
-        self.shards = 0
-        while (path := folder / _SHARD.format(self.shards)).is_file():
-            with np.load(path) as shard:
-                self._count(shard["numbers"].tolist(), shard["owned"])
-            self.shards += 1
-
-    def add(self, conversation: Conversation) -> bool:
-        """Keep a finished conversation; True when that completed a shard."""
-        self._waiting.append(conversation)
-        if len(self._waiting) < self._size:
-            return False
-        self.flush()
-        return True
-
-    def flush(self) -> None:
-        """Write what is waiting; nothing where nothing is."""
-        if not self._waiting:
-            return
-        path = self._folder / _SHARD.format(self.shards)
-        partial = path.with_suffix(".partial")
-        arrays = _arrays(self._waiting)
-        with partial.open("wb") as file:
-            np.savez(file, **arrays)
-        os.replace(partial, path)
-        self._count(arrays["numbers"].tolist(), arrays["owned"])
-        self._waiting.clear()
-        self.shards += 1
-
-    def _count(self, numbers: Sequence[int], owned: Any) -> None:
-        self.written.update(numbers)
-        self.tokens += len(owned)
-        self.owned_tokens += int(owned.sum())
 
 
 def distill(
@@ -123,8 +65,8 @@ def distill(
     Raises:
         UserError: the folder holds data of another recipe.
     """
-    settings.output.mkdir(parents=True, exist_ok=True)
-    _check_resume(settings, provenance)
+    made_from = {**provenance, "recipe": settings.recipe()}
+    claim_folder(settings.output, made_from)
     writer = ShardWriter(settings.output, settings.shard_conversations)
     numbers = _numbers(writer.written, None if prompts is None else len(prompts))
     segments = TemplateSegments(tokenizer, settings.policy.turns)
@@ -155,15 +97,15 @@ def distill(
                 continue
             row.advance(result.top_ids[index], result.top_logprobs[index], result.hidden[index])
             if row.done:
-                if writer.add(row):
-                    _write_manifest(settings, provenance, writer)
+                if writer.add(_stored(row)):
+                    write_manifest(settings.output, made_from, writer)
                     rate = (writer.tokens - before) / (time.monotonic() - started)
                     counts = f"{writer.shards} shards, {writer.tokens} tokens, {writer.owned_tokens} owned"
                     print(f"{counts}, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
                 rows[index] = start()
     if not any(rows):  # the prompts have run out: their last answers fill no whole shard
         writer.flush()
-        _write_manifest(settings, provenance, writer)
+        write_manifest(settings.output, made_from, writer)
 
 
 def _numbers(written: set[int], count: int | None) -> Iterator[int]:
@@ -174,46 +116,20 @@ def _numbers(written: set[int], count: int | None) -> Iterator[int]:
         number += 1
 
 
-def _arrays(conversations: Sequence[Conversation]) -> dict[str, Any]:
-    hidden, top_ids, top_logprobs = [], [], []
-    for conversation in conversations:
-        behind = len(conversation.tokens) - len(conversation.hidden)  # tokens that were not fed
-        width = len(conversation.hidden[0])
-        hidden += [*conversation.hidden, *np.zeros((behind, width), dtype=np.float16)]
-        top_ids += [*conversation.top_ids, *np.zeros((behind, KEPT_TOP), dtype=np.int32)]
-        top_logprobs += [*conversation.top_logprobs, *np.full((behind, KEPT_TOP), -np.inf, dtype=np.float16)]
-    return {
-        "numbers": np.array([conversation.number for conversation in conversations]),
-        "lengths": np.array([len(conversation.tokens) for conversation in conversations]),
-        "tokens": np.concatenate([np.array(c.tokens, dtype=np.int32) for c in conversations]),
-        "owned": np.concatenate([np.array(c.owned, dtype=np.bool_) for c in conversations]),
-        "hidden": np.stack(hidden),
-        "top_ids": np.stack(top_ids),
-        "top_logprobs": np.stack(top_logprobs),
-    }
-
-
-def _check_resume(settings: DistillSettings, provenance: dict[str, Any]) -> None:
-    path = settings.output / MANIFEST_NAME
-    if not path.exists():
-        if any(settings.output.iterdir()):
-            raise UserError(f"{settings.output}: holds files, but no {MANIFEST_NAME}", "give an empty output folder")
-        return
-    document = read_json(path, max_bytes=1 << 20, hint="give another output folder")
-    same = isinstance(document, dict) and all(
-        document.get(key) == value for key, value in {**provenance, "recipe": settings.recipe()}.items()
+def _stored(conversation: Conversation) -> StoredConversation:
+    count, width = len(conversation.tokens), len(conversation.hidden[0])
+    fed = len(conversation.hidden)
+    hidden = np.zeros((count, width), dtype=np.float16)
+    top_ids = np.zeros((count, KEPT_TOP), dtype=np.int32)
+    top_logprobs = np.full((count, KEPT_TOP), -np.inf, dtype=np.float16)
+    hidden[:fed] = conversation.hidden
+    top_ids[:fed] = conversation.top_ids
+    top_logprobs[:fed] = conversation.top_logprobs
+    return StoredConversation(
+        conversation.number,
+        np.array(conversation.tokens, dtype=np.int32),
+        np.array(conversation.owned, dtype=np.bool_),
+        hidden,
+        top_ids,
+        top_logprobs,
     )
-    if not same:
-        raise UserError(f"{path}: was written with another target or other settings", "give another output folder")
-
-
-def _write_manifest(settings: DistillSettings, provenance: dict[str, Any], writer: ShardWriter) -> None:
-    document = {
-        **provenance,
-        "recipe": settings.recipe(),
-        "shards": writer.shards,
-        "conversations": len(writer.written),
-        "tokens": writer.tokens,
-        "owned_tokens": writer.owned_tokens,
-    }
-    write_json(settings.output / MANIFEST_NAME, document, indent=2)

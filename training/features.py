@@ -1,4 +1,4 @@
-"""Feature shards: hidden states beside the tokens and distributions that heads learn from (layout: distill.py)."""
+"""Feature shards: hidden states beside the tokens and distributions that heads learn from (layout: shards.py)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.labels import IGNORED, head_labels
+from medusa_engine.training.shards import read_shard
 
 HELD_OUT_EVERY = 40  # conversation numbers divisible by this are never trained on
 
@@ -66,11 +67,7 @@ def load_features(paths: Sequence[Path], heads: int, *, held_out: bool) -> Featu
 
 
 def _shard_features(path: Path, heads: int, *, held_out: bool) -> Iterator[Features]:
-    try:
-        with np.load(path) as file:
-            shard = {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: damaged: {error}", "remove the file; medusa-distill writes it again") from error
+    shard = read_shard(path)
     labels = head_labels(shard["tokens"], shard["owned"], shard["lengths"], heads)
     conversation = np.repeat(shard["numbers"], shard["lengths"])  # [T]
     kept = np.flatnonzero((labels != IGNORED).any(axis=1) & ((conversation % HELD_OUT_EVERY == 0) == held_out))
