@@ -113,7 +113,8 @@ def load_calibration(path: Path) -> Calibration:
         max_tree_nodes,
         [_answer(answer, heads, topk, f"{path}: damaged: answer {index}") for index, answer in enumerate(answers)],
     )
-    if document.get("counts") != rank_counts(loaded.ranks, topk).tolist():
+    counts, positions = rank_counts(loaded.ranks, topk).tolist(), labelled(loaded.ranks).tolist()
+    if document.get("counts") != counts or document.get("positions") != positions:
         raise UserError(f"{path}: damaged: the counts are not those of the answers", _HINT)
     return loaded
 
@@ -160,9 +161,10 @@ def check_calibrated(calibration: Calibration, engine: Engine, path: Path) -> No
     """
     provenance, manifest, limits = calibration.provenance, engine.manifest, engine.limits
     hint = f"calibrate this engine: medusa-tree calibrate --engine {manifest.name} ..."
-    for name, of_engine in (("model", manifest.model), ("heads", manifest.heads)):
-        if _weights(provenance.get(name)) != _weights(of_engine):
-            raise UserError(f"{path}: was calibrated with another {name} than those of {manifest.name}", hint)
+    if _weights(provenance.get("model")) != _weights(manifest.model):
+        raise UserError(f"{path}: was calibrated with another model than {manifest.name} has", hint)
+    if _weights(provenance.get("heads")) != _weights(manifest.heads):
+        raise UserError(f"{path}: was calibrated with other heads than {manifest.name} has", hint)
     if calibration.topk != limits.topk:
         raise UserError(f"{path}: has {calibration.topk} ranks per head, but the engine keeps {limits.topk}", hint)
     if calibration.heads != usable_heads(limits):

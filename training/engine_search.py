@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from medusa_engine.training.round_timing import RoundCost
 from medusa_engine.training.tree_search import COUNTS, Ranks, best_first_order, path_mass, replay, tree_of
 
 BOOTSTRAP = 400
+NEAR = 1.01  # sizes that may be faster by less are not looked for
+MOST_TIMED = 24
 PLAIN_DECODING = Tree((), "plain decoding")
 
 TimeTrees = Callable[[Sequence[Tree]], Sequence[RoundCost]]
@@ -86,8 +88,8 @@ def search_for_engine(
 ) -> EngineSearch:
     """Propose trees of every size from some answers, judge them on others, and weigh them with what rounds cost.
 
-    Marginal and joint counts both propose; of equals the marginal ones are taken. Rounds are timed at a few sizes, the
-    costs between them interpolated, and what looks best is timed itself until the best is one that was.
+    Marginal and joint counts both propose; of equals the marginal ones are taken. Rounds are timed at a few sizes, then
+    where one between them could be faster. What is chosen is timed once more for the prediction.
 
     Args:
         searched, judged: rank vectors [T, K] of answers.
@@ -103,17 +105,20 @@ def search_for_engine(
         return EngineSearch(None, HeadsChoice(0, 1, 1.0))
     published = {key: float(np.mean(replay(tree, judged))) for key, tree in trees.items()}
     by_nodes = {nodes: tree for (_, nodes), tree in trees.items()}
+    most = {size: max(mean for (_, nodes), mean in published.items() if nodes == size) for size in by_nodes}
     costs: dict[int, RoundCost] = {}
     new = [nodes for nodes in grid(max(by_nodes)) if nodes in by_nodes]
     while new:
         costs |= dict(zip(new, time_trees([by_nodes[nodes] for nodes in new]), strict=True))
         for nodes in new:
             report(_line(nodes, costs[nodes], {name: published.get((name, nodes)) for name in COUNTS}))
-        best = max(trees, key=lambda key: published[key] / interpolated(costs, key[1]))  # the first of equals
-        new = [] if best[1] in costs else [best[1]]
-    chosen, nodes = best
+        new = refinement({nodes: cost.ratio for nodes, cost in costs.items()}, most)
+    timed = [key for key in trees if key[1] in costs]
+    best = max(timed, key=lambda key: published[key] / costs[key[1]].ratio)  # the first of equals
+    chosen, _ = best
+    (cost,) = time_trees([trees[best]])  # again: of many noisy times, the best is too good
     return EngineSearch(
-        _predict(trees[best], chosen, costs[nodes], judged),
+        _predict(trees[best], chosen, cost, judged),
         _best_heads(searched, judged, chosen, costs, topk=topk, nodes=max(by_nodes)),
     )
 
@@ -124,6 +129,24 @@ def grid(most: int) -> list[int]:
     for power in range(1, most.bit_length() + 1):
         sizes |= {1 << power, 3 << (power - 1)}
     return sorted(size for size in sizes if 2 <= size <= most)
+
+
+def refinement(ratios: Mapping[int, float], published: Mapping[int, float]) -> list[int]:
+    """A size to time next, or none if no other can be much faster than the best that was timed.
+
+    A round of more rows costs no less, so a size is at best as cheap as the largest timed one below it. T(N) may have
+    steps, where a kernel's tiles are full: in the gap that holds the most promising size, the middle is timed next.
+
+    Args:
+        ratios: cost of the sizes that were timed, the smallest and the largest among them.
+        published: E[G] of every size.
+    """
+    best = max(published[size] / ratio for size, ratio in ratios.items())
+    gaps = {size: max(timed for timed in ratios if timed < size) for size in published.keys() - ratios.keys()}
+    promising = max(gaps, key=lambda size: published[size] / ratios[gaps[size]], default=None)
+    if promising is None or len(ratios) >= MOST_TIMED or published[promising] / ratios[gaps[promising]] <= NEAR * best:
+        return []
+    return [(gaps[promising] + min(size for size in ratios if size > promising)) // 2]
 
 
 def interpolated(costs: dict[int, RoundCost], nodes: int) -> float:
