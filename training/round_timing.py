@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -9,11 +10,14 @@ from statistics import median
 import numpy as np
 
 from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import Tree
 
-PASSES = 5
-ROUNDS = 4  # timed in each pass, behind one that is not
+ROUNDS = 4  # timed in each pass at most, behind one that is not
+LEAST_PASSES, MOST_PASSES = 5, 50
+LEAST_SECONDS = 1.0  # of all passes, where there are not enough passes
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,12 @@ class RoundCost:
 
     rounds: tuple[float, ...]
     steps: tuple[float, ...]
+
+    @classmethod
+    def joined(cls, costs: Sequence[RoundCost]) -> RoundCost:
+        """The passes of several measurements of one tree."""
+        rounds = tuple(seconds for cost in costs for seconds in cost.rounds)
+        return cls(rounds, tuple(seconds for cost in costs for seconds in cost.steps))
 
     @property
     def ratios(self) -> list[float]:
@@ -46,23 +56,39 @@ class RoundTimer:
 
     Args:
         context: tokens in the cache while rounds are timed; fewer where the cache is too small for it.
+
+    Raises:
+        UserError: the cache has no room for a few rounds.
     """
 
     def __init__(self, engine: Engine, context: int) -> None:
         self._engine = engine
+        limits = engine.limits
+        published = limits.depth + 1  # tokens of a round at most
+        self._rounds = max(1, min(ROUNDS, limits.max_length // 2 // published - 2))
+        self._most_tokens = (1 + self._rounds) * published
+        room = limits.max_length - self._most_tokens - largest_tree(limits)  # a tree without room shrinks
+        if room < 1:
+            raise UserError(
+                f"{engine.manifest.name}: a cache of {limits.max_length} tokens is too small to time rounds in",
+                "export with a larger medusa-export --max-length",
+            )
+        self.context = min(context, room)
         for speculation in (True, False):
             engine.backend.load(speculation=speculation)
-        self._most_tokens = (1 + ROUNDS) * (engine.limits.depth + 1)
-        room = engine.limits.max_length - self._most_tokens - largest_tree(engine)
-        self.context = max(1, min(context, room))
-        tokens = np.random.default_rng(0).integers(0, engine.limits.vocab_size, size=self.context)
+        tokens = np.random.default_rng(0).integers(0, limits.vocab_size, size=self.context)
         self._prompt: list[int] = tokens.tolist()
 
     def __call__(self, trees: Sequence[Tree]) -> list[RoundCost]:
         plans = [None, *(TreePlan(tree, self._engine.limits) for tree in trees)]
         for plan in plans:
             self._median(plan)  # warms up
-        passes = [[self._median(plan) for plan in plans] for _ in range(PASSES)]
+        passes: list[list[float]] = []
+        started = time.perf_counter()
+        while len(passes) < LEAST_PASSES or (
+            len(passes) < MOST_PASSES and time.perf_counter() - started < LEAST_SECONDS
+        ):
+            passes.append([self._median(plan) for plan in plans])
         steps, *rounds = (tuple(times) for times in zip(*passes, strict=True))
         return [RoundCost(times, steps) for times in rounds]
 
@@ -75,10 +101,10 @@ class RoundTimer:
             max_new_tokens=self._most_tokens,
             stop_ids=frozenset(),
         )
-        times = [round_.seconds for _, round_ in zip(range(1 + ROUNDS), decoding, strict=False)]
+        times = [round_.seconds for _, round_ in zip(range(1 + self._rounds), decoding, strict=False)]
         return median(times[1:])
 
 
-def largest_tree(engine: Engine) -> int:
-    """Nodes of the largest tree that is worth a thought: a larger one leaves half the cache unused."""
-    return max(2, min(engine.limits.max_tree_nodes, engine.limits.max_length // 2))
+def largest_tree(limits: Limits) -> int:
+    """Nodes of the largest tree that is worth a thought: a larger one leaves less than half of the cache to answers."""
+    return min(limits.max_tree_nodes, limits.max_length // 2)

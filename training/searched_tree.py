@@ -16,6 +16,7 @@ from medusa_engine.training.engine_search import EngineSearch, Prediction, searc
 from medusa_engine.training.round_timing import RoundTimer, largest_tree
 from medusa_engine.training.speed_check import Measured, measure
 from medusa_engine.training.tree_search import (
+    AUTO,
     COUNTS,
     best_first,
     best_first_order,
@@ -25,7 +26,6 @@ from medusa_engine.training.tree_search import (
     tree_of,
 )
 
-AUTO = "auto"
 LEAST_ANSWERS = 4  # an engine search needs some to search on, some to judge, some to measure
 FAR_OFF = 0.1  # a prediction is expected to be nearer
 
@@ -85,7 +85,7 @@ def search_engine(
         calibration.sequences[0::2],
         calibration.sequences[1::4],
         topk=calibration.topk,
-        max_nodes=largest_tree(engine),
+        max_nodes=largest_tree(engine.limits),
         time_trees=timer,
         report=report,
         counts=COUNTS if counts == AUTO else (counts,),

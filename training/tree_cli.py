@@ -9,8 +9,8 @@ from pathlib import Path
 
 from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.training.tree_search import AUTO, COUNTS
 
-COUNTS = ("marginal", "joint")
 MAX_NEW_TOKENS = 128
 MEASURED_ANSWERS = 16
 
@@ -46,8 +46,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--counts",
-        choices=("auto", *COUNTS),
-        default="auto",
+        choices=(AUTO, *COUNTS),
+        default=AUTO,
         help="what a path weighs: marginal, the product of its ranks' mass, as in the paper; joint, the share of"
         " positions that accept it; default: what publishes more on held-out answers",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 from tiny_models import Exported, Rigged
 
+from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation, Timings
 from medusa_engine.runtime.tree import Tree, parse_tree
 from medusa_engine.training.calibrate import calibrate
 from medusa_engine.training.calibration import Answer, Calibration
 from medusa_engine.training.engine_search import MOST_TIMED, EngineSearch, grid, search_for_engine
-from medusa_engine.training.round_timing import PASSES, RoundCost, RoundTimer, largest_tree
+from medusa_engine.training.round_timing import LEAST_PASSES, RoundCost, RoundTimer, largest_tree
 from medusa_engine.training.searched_tree import search_engine, search_nodes, typical_context
 from medusa_engine.training.speed_check import Measured, measure
 from medusa_engine.training.tree_search import MISS, Ranks, best_first, expected_published, path_mass, replay
@@ -39,7 +41,7 @@ def engine_of(
     def time_trees(trees: Sequence[Tree]) -> list[RoundCost]:
         if timed is not None:
             timed.extend(tree.nodes for tree in trees)
-        return [RoundCost((STEP * cost(tree.nodes),) * PASSES, (STEP,) * PASSES) for tree in trees]
+        return [RoundCost((STEP * cost(tree.nodes),) * LEAST_PASSES, (STEP,) * LEAST_PASSES) for tree in trees]
 
     return time_trees
 
@@ -98,8 +100,8 @@ def test_sizes_are_refined_around_the_best(knee: int) -> None:
     assert timed[: len(grid(64))] == grid(64) and knee not in grid(64)
     assert found.best is not None and found.best.speed_up >= 0.99 * fastest(cost, ranks)
     assert found.tree.nodes == knee or knee > 8  # sizes far up differ by less than a percent
-    assert timed[-1] == found.tree.nodes  # timed afresh for the prediction
-    assert len(timed) <= MOST_TIMED + 1
+    assert timed[-3:] == [found.tree.nodes] * 3  # timed afresh for the prediction
+    assert len(timed) <= MOST_TIMED + 3
 
 
 @pytest.mark.parametrize("most", [2, 3, 5, 16, 24, 63, 100])
@@ -288,7 +290,7 @@ def test_measured_figures_of_given_answers() -> None:
 def test_rounds_are_timed_with_room_for_the_whole_tree(rigged_64: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near the end of the cache a tree shrinks; what is timed then is not the tree."""
     engine = rigged_64.engine
-    assert largest_tree(engine) == 32
+    assert largest_tree(engine.limits) == 32
     tree = best_first(lambda path: 0.5 ** sum(1 + rank for rank in path), nodes=32, heads=4, topk=10)
     new_state, verified = engine.backend.new_state, []
 
@@ -306,7 +308,14 @@ def test_rounds_are_timed_with_room_for_the_whole_tree(rigged_64: Exported, monk
     monkeypatch.setattr(engine.backend, "new_state", observed)
     (cost,) = RoundTimer(engine, context=1000)([tree])
     assert set(verified) == {32}
-    assert len(cost.rounds) == len(cost.steps) == PASSES and min(cost.rounds + cost.steps) > 0.0
+    assert len(cost.rounds) == len(cost.steps) >= LEAST_PASSES and min(cost.rounds + cost.steps) > 0.0
+
+
+def test_cache_too_small_for_rounds_is_refused(rigged_64: Exported) -> None:
+    engine = Engine.open(rigged_64.bundle, threads=1)
+    engine.limits = dataclasses.replace(engine.limits, max_length=16)
+    with pytest.raises(UserError, match="16 tokens"):
+        RoundTimer(engine, context=4)
 
 
 def test_context_is_half_way_through_the_median_answer(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from medusa_engine.runtime.manifest import document_sha256, file_sha256
 from medusa_engine.runtime.tree import load_tree
 from medusa_engine.training import tree_search
 from medusa_engine.training.calibration import load_calibration
-from medusa_engine.training.tree_cli import COUNTS, main
-from medusa_engine.training.tree_search import joint_mass, marginal_mass, rank_mass
+from medusa_engine.training.tree_cli import main
+from medusa_engine.training.tree_search import COUNTS, joint_mass, marginal_mass, rank_mass
 
 CASES = DATA / "trees"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((CASES / "EXPECTED.json").read_text())
