@@ -18,6 +18,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json, shown
 
 MAX_TREE_BYTES = 1 << 20
+SHIPPED_TREES = Path(__file__).parents[1] / "trees"
 RANK_LIMIT = 1 << 31
 METADATA_KEYS = ("description", "source", "heads", "topk", "probabilities", "metadata")
 ACCEPTED_KEYS = ("paths", "name", *METADATA_KEYS)
@@ -112,13 +113,24 @@ class TreeBuffers:
 def load_tree(path: Path) -> Tree:
     """Read a tree file: UTF-8 JSON of at most `MAX_TREE_BYTES`, in the form `parse_tree` accepts.
 
-    NaN, Infinity and repeated object keys are refused. A file that gives no name is called by its stem.
+    The plain name of a shipped tree, `8` or `8.json`, will do where there is no file of that name. NaN, Infinity and
+    repeated object keys are refused. A file that gives no name is called by its stem.
 
     Raises:
         UserError: the file cannot be read, is not strict JSON, or is not a tree; names the file, and
             line and column of a JSON error.
     """
+    path = tree_file(path)
     return parse_tree(read_json(path, max_bytes=MAX_TREE_BYTES, hint=_FORMAT_HINT), str(path))
+
+
+def tree_file(path: Path) -> Path:
+    """The file that `load_tree` reads: `path`, or the shipped tree of that name if `path` is only a name."""
+    if len(path.parts) == 1 and not path.exists():
+        shipped = SHIPPED_TREES / f"{path.name.removesuffix('.json')}.json"
+        if shipped.is_file():
+            return shipped
+    return path
 
 
 def parse_tree(document: object, source: str) -> Tree:

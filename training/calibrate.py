@@ -3,85 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from medusa_engine.runtime.backend import DecodeState, Published
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import file_sha256
+from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.strict_json import read_json
-from medusa_engine.runtime.tree import Tree
-from medusa_engine.training.json_file import write_json
-from medusa_engine.training.tree_search import MISS, Ranks
-
-FORMAT = "medusa-calibration"
-FORMAT_VERSION = 1
-_HINT = "write it with medusa-tree calibrate"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What the heads of an engine were seen to do.
-
-    Attributes:
-        provenance: hashes of model, heads, template and prompts, and the decoding policy.
-        topk: ranks each head offers.
-        sequences: per answer the rank vectors [T, K]; MISS where a head lists the token at no rank.
-    """
-
-    provenance: dict[str, Any]
-    topk: int
-    sequences: list[Ranks]
-
-    @property
-    def ranks(self) -> Ranks:
-        """All rank vectors [positions, K] whose every label is known."""
-        return np.concatenate(self.sequences)
-
-    def save(self, path: Path) -> None:
-        counts = [[int((self.ranks[:, head] == rank).sum()) for rank in range(self.topk)] for head in range(self.heads)]
-        document = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "provenance": self.provenance,
-            "topk": self.topk,
-            "positions": len(self.ranks),
-            "counts": counts,
-            "sequences": [ranks.tolist() for ranks in self.sequences],
-        }
-        write_json(path, document)
-
-    @property
-    def heads(self) -> int:
-        return self.sequences[0].shape[1]
-
-
-def load_calibration(path: Path) -> Calibration:
-    """Read what `Calibration.save` wrote.
-
-    Raises:
-        UserError: not such a file.
-    """
-    document = read_json(path, max_bytes=1 << 28, hint=_HINT)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UserError(f"{path}: not a calibration", _HINT)
-    if document.get("format_version") != FORMAT_VERSION:
-        raise UserError(f"{path}: format version {document.get('format_version')} is not {FORMAT_VERSION}", _HINT)
-    try:
-        topk = int(document["topk"])
-        sequences = [np.array(ranks, dtype=np.int64) for ranks in document["sequences"]]
-        whole = all(
-            ranks.ndim == 2 and len(ranks) and ranks.min() >= MISS and ranks.max() < topk for ranks in sequences
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: damaged: {error}", _HINT) from error
-    if not sequences or not whole or len({ranks.shape[1] for ranks in sequences}) != 1:
-        raise UserError(f"{path}: damaged: the rank vectors do not fit together", _HINT)
-    return Calibration(document.get("provenance", {}), topk, sequences)
+from medusa_engine.runtime.tree import Tree, TreeBuffers, TreePath
+from medusa_engine.training.calibration import Answer, Calibration, usable_heads
+from medusa_engine.training.tree_search import END, MISS, Ranks, tree_of
 
 
 def calibrate(
@@ -90,61 +24,114 @@ def calibrate(
     *,
     max_new_tokens: int,
     provenance: dict[str, Any],
-    progress: Callable[[int], None],
+    progress: Callable[[int, int], None],
 ) -> Calibration:
-    """Answer every prompt greedily, one token per pass, and compare every head's ranks with what came.
+    """Answer every prompt greedily, one token per pass, and compare what every head lists with what came.
 
     Args:
-        prompts: token ids.
+        prompts: token ids, at least one prompt.
+        max_new_tokens: of each answer that are looked at.
         provenance: kept in the calibration.
-        progress: called with the number of answers done.
+        progress: called with the number of answers done and of their tokens.
+
+    Raises:
+        UserError: the engine runs no tree of two nodes, or a prompt is empty or too long.
     """
-    sequences = []
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens is {max_new_tokens}", "give 1 or more")
+    if engine.limits.max_tree_nodes < 2:
+        raise UserError("the engine runs no tree but the root", "export with medusa-export --max-tree-nodes 2 or more")
+    most = engine.limits.max_length - 1
+    for prompt in prompts:
+        if len(prompt) > most:
+            raise UserError(
+                f"a prompt has {len(prompt)} tokens, but only {most} leave room for an answer", "shorten it"
+            )
+    engine.backend.load(speculation=True)
+    answers: list[Answer] = []
     for index, prompt in enumerate(prompts):
-        sequences.append(_ranks_of_answer(engine, prompt, max_new_tokens))
-        progress(index + 1)
-    return Calibration(provenance, engine.limits.topk, [ranks for ranks in sequences if len(ranks)])
+        answers.append(Answer(list(prompt), _ranks_of_answer(engine, prompt, max_new_tokens)))
+        progress(index + 1, sum(len(answer.ranks) for answer in answers))
+    return Calibration(provenance, engine.limits.topk, engine.limits.max_tree_nodes, answers)
 
 
-def engine_provenance(folder: Path, engine: Engine) -> dict[str, Any]:
-    """Hashes that say which engine was calibrated."""
-    files = engine.manifest.files
-    template = folder / "chat_template.jinja"
-    return {
-        "model": dict(engine.manifest.model),
-        "heads": dict(engine.manifest.heads),
-        "tokenizer_sha256": files["tokenizer.json"]["sha256"] if "tokenizer.json" in files else None,
-        "template_sha256": file_sha256(template) if template.is_file() else None,
-        "policy": "greedy",
-    }
+class _Recorder:
+    """A `DecodeState` that keeps what was proposed for each round; proposals[t]: [N], its root is token t."""
+
+    def __init__(self, state: DecodeState) -> None:
+        self._state = state
+        self.proposals: list[npt.NDArray[np.int64]] = []
+
+    @property
+    def rows_ready(self) -> int:
+        return self._state.rows_ready
+
+    def prefill(self, token_ids: npt.NDArray[np.int64], start: int, next_tree: TreeBuffers | None) -> None:
+        self._state.prefill(token_ids, start, next_tree)
+
+    def round(self, tree: TreeBuffers, next_tree: TreeBuffers) -> None:
+        self.proposals.append(self._state.proposed())
+        self._state.round(tree, next_tree)
+
+    def step(self) -> None:
+        self._state.step()
+
+    def read(self) -> Published:
+        return self._state.read()
+
+    def proposed(self) -> npt.NDArray[np.int64]:
+        return self._state.proposed()
+
+    def keep_pending(self, count: int) -> None:
+        self._state.keep_pending(count)
 
 
 def _ranks_of_answer(engine: Engine, prompt: list[int], max_new_tokens: int) -> Ranks:
-    """Rank vectors [T, K]: entry t for the state behind token t-1, whose root is token t.
+    """Rank vectors [T, K] of a greedy answer of T <= max_new_tokens tokens.
 
-    The last K tokens of the answer have no vector of their own, since not all of its labels are known.
+    It is written K tokens longer, so that its last heads have labels, too.
     """
     limits = engine.limits
-    engine.backend.load(speculation=True)
-    state = engine.backend.new_state()
-    slots = [(0,) * depth + (rank,) for depth in range(limits.heads) for rank in range(limits.topk)]
-    plan = TreePlan(Tree(tuple(slots), "every candidate"), limits, verified_rows=1)  # rows in slot order
-    decoding = Decoding(
-        state,
-        limits,
-        prompt,
-        plan=plan,
-        max_new_tokens=max_new_tokens + limits.heads,
-        stop_ids=engine.stop_token_ids,
-    )
+    heads = usable_heads(limits)
     tokens: list[int] = []
-    candidates: list[Any] = []  # [t]: what the pass that published token t proposed behind it
-    for round_ in decoding:
-        tokens += round_.token_ids
-        candidates.append(state.proposed()[1:].reshape(limits.heads, limits.topk))
-    vectors = []
-    for index in range(1, len(tokens) - limits.heads):
-        wanted = np.array(tokens[index + 1 : index + 1 + limits.heads])
-        hits = candidates[index - 1] == wanted[:, None]  # [K, TOPK]
-        vectors.append(np.where(hits.any(axis=1), hits.argmax(axis=1), MISS))
-    return np.array(vectors, dtype=np.int64).reshape(-1, limits.heads)
+    listed = np.zeros((0, 0), dtype=np.int64)  # [t, slot]: what the heads listed behind token t
+    for tree in candidate_trees(limits):
+        recorder = _Recorder(engine.backend.new_state())
+        plan = TreePlan(tree, limits, verified_rows=1)
+        decoding = Decoding(
+            recorder,
+            limits,
+            prompt,
+            plan=plan,
+            max_new_tokens=max_new_tokens + heads,
+            stop_ids=engine.stop_token_ids,
+        )
+        tokens = [token for round_ in decoding for token in round_.token_ids]  # the same for every tree
+        if not listed.size:
+            listed = np.full((len(tokens), 1 + limits.heads * limits.topk), MISS, dtype=np.int64)
+        listed[:, plan.full.tree_indices] = recorder.proposals
+    ranks = np.full((min(len(tokens), max_new_tokens), heads), END, dtype=np.int64)
+    for position in range(len(ranks)):
+        for head, token in enumerate(tokens[position + 1 : position + 1 + heads]):
+            slot = 1 + head * limits.topk
+            hits = np.flatnonzero(listed[position, slot : slot + limits.topk] == token)
+            ranks[position, head] = hits[0] if len(hits) else MISS
+    return ranks
+
+
+def candidate_trees(limits: Limits) -> list[Tree]:
+    """Trees that the engine can run and that together have every candidate slot of its usable heads; mostly one."""
+    slots: list[TreePath] = [
+        (0,) * head + (rank,) for head in range(usable_heads(limits)) for rank in range(limits.topk)
+    ]
+    trees = []
+    while slots:
+        chosen: set[TreePath] = set()
+        while slots:
+            wanted = chosen | {slots[0][:length] for length in range(1, len(slots[0]) + 1)}
+            if len(wanted) >= limits.max_tree_nodes:
+                break
+            chosen = wanted
+            slots.pop(0)
+        trees.append(tree_of(chosen, "candidates"))
+    return trees

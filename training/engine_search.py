@@ -2,111 +2,221 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from medusa_engine.runtime.engine import Engine
-from medusa_engine.runtime.rounds import CHUNK_ROWS, TreePlan
 from medusa_engine.runtime.tree import Tree
-from medusa_engine.training.calibrate import Calibration
-from medusa_engine.training.tree_search import (
-    Ranks,
-    best_first,
-    joint_mass,
-    marginal_mass,
-    rank_mass,
-    replay,
-)
+from medusa_engine.training.round_timing import RoundCost
+from medusa_engine.training.tree_search import COUNTS, Ranks, best_first_order, path_mass, replay, tree_of
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128)
-CONTEXT = 256  # tokens in the cache while rounds are timed
-REPEATS = 9
 BOOTSTRAP = 400
+NEAR = 1.01  # sizes that may be faster by less are not looked for
+MOST_TIMED = 24
+PLAIN_DECODING = Tree((), "plain decoding")
+
+TimeTrees = Callable[[Sequence[Tree]], Sequence[RoundCost]]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a tree is expected to do.
+
+    Attributes:
+        tree: two nodes or more. counts: what its paths were weighed with, one of COUNTS.
+        published: E[G], tokens a round publishes, the root included.
+        cost: of a round.
+        speed_up: over plain steps, published / cost.ratio.
+        published_interval, speed_up_interval: the middle 90%: other answers, and for the speed-up other timings.
+    """
+
+    tree: Tree
+    counts: str
+    published: float
+    cost: RoundCost
+    published_interval: Interval
+    speed_up_interval: Interval
+
+    @property
+    def speed_up(self) -> float:
+        return self.published / self.cost.ratio
+
+
+@dataclass(frozen=True)
+class HeadsChoice:
+    """The number of heads with which an engine of this model would be fastest, its tree's nodes and its speed-up."""
+
+    heads: int
+    nodes: int
+    speed_up: float
+
+
+@dataclass(frozen=True)
+class EngineSearch:
+    """What `search_for_engine` found.
+
+    Attributes:
+        best: the fastest tree of two nodes or more; None if the heads were never seen to be right.
+        fewer: the best number of heads for an export; 0 heads is plain decoding.
+    """
+
+    best: Prediction | None
+    fewer: HeadsChoice
+
+    @property
+    def pays(self) -> bool:
+        """Whether the best tree is faster than plain decoding."""
+        return self.best is not None and self.best.speed_up > 1.0
+
+    @property
+    def tree(self) -> Tree:
+        """The tree to take: the root alone where plain decoding is faster."""
+        return self.best.tree if self.best is not None and self.pays else PLAIN_DECODING
 
 
 def search_for_engine(
-    engine: Engine, calibration: Calibration, *, report: Callable[[str], None]
-) -> tuple[Tree, dict[str, Any]]:
-    """Search trees of several sizes on one half of the answers, judge them on the other, time the engine's rounds.
+    searched: Sequence[Ranks],
+    judged: Sequence[Ranks],
+    *,
+    topk: int,
+    max_nodes: int,
+    time_trees: TimeTrees,
+    report: Callable[[str], None],
+    counts: Sequence[str] = COUNTS,
+) -> EngineSearch:
+    """Propose trees of every size from some answers, judge them on others, and weigh them with what rounds cost.
 
-    Joint and marginal counts both propose; the ones whose tree is predicted faster win.
+    Marginal and joint counts both propose; of equals the marginal ones are taken. Rounds are timed at a few sizes, then
+    where one between them could be faster. What is chosen is timed once more for the prediction.
 
-    Returns:
-        The tree, and what was predicted: E[G] with its 90% interval, milliseconds per round and per plain step,
-        speed-up over plain steps, and which counts were used.
+    Args:
+        searched, judged: rank vectors [T, K] of answers.
+        max_nodes: of the largest tree.
+        time_trees: measures their rounds.
+        report: called with a line for each measured size.
+        counts: which of COUNTS propose.
     """
-    searched, judged = calibration.sequences[::2], calibration.sequences[1::2] or calibration.sequences[::2]
+    heads = searched[0].shape[1]
+    trees = _proposals(searched, counts, heads=heads, topk=topk, nodes=max_nodes)
+    if not trees:
+        report("the heads were never right: plain decoding")
+        return EngineSearch(None, HeadsChoice(0, 1, 1.0))
+    published = {key: float(np.mean(replay(tree, judged))) for key, tree in trees.items()}
+    by_nodes = {nodes: tree for (_, nodes), tree in trees.items()}
+    most = {size: max(mean for (_, nodes), mean in published.items() if nodes == size) for size in by_nodes}
+    costs: dict[int, RoundCost] = {}
+    new = [nodes for nodes in grid(max(by_nodes)) if nodes in by_nodes]
+    while new:
+        costs |= dict(zip(new, time_trees([by_nodes[nodes] for nodes in new]), strict=True))
+        for nodes in new:
+            report(_line(nodes, costs[nodes], {name: published.get((name, nodes)) for name in COUNTS}))
+        new = refinement({nodes: cost.ratio for nodes, cost in costs.items()}, most)
+    timed = [key for key in trees if key[1] in costs]
+    best = max(timed, key=lambda key: published[key] / costs[key[1]].ratio)  # the first of equals
+    chosen, _ = best
+    again = time_trees([trees[best]] * 3)  # of many noisy times, the best is too good
+    return EngineSearch(
+        _predict(trees[best], chosen, RoundCost.joined(again), judged),
+        _best_heads(searched, judged, chosen, costs, topk=topk, nodes=max(by_nodes)),
+    )
+
+
+def grid(most: int) -> list[int]:
+    """Sizes to time first: 2, 3, 4, 6, 8, 12 ... and the largest."""
+    sizes = {most}
+    for power in range(1, most.bit_length() + 1):
+        sizes |= {1 << power, 3 << (power - 1)}
+    return sorted(size for size in sizes if 2 <= size <= most)
+
+
+def refinement(ratios: Mapping[int, float], published: Mapping[int, float]) -> list[int]:
+    """A size to time next, or none if no other can be much faster than the best that was timed.
+
+    A round of more rows costs no less, so a size is at best as cheap as the largest timed one below it. T(N) may have
+    steps, where a kernel's tiles are full: in the gap that holds the most promising size, the middle is timed next.
+
+    Args:
+        ratios: cost of the sizes that were timed, the smallest and the largest among them.
+        published: E[G] of every size.
+    """
+    best = max(published[size] / ratio for size, ratio in ratios.items())
+    gaps = {size: max(timed for timed in ratios if timed < size) for size in published.keys() - ratios.keys()}
+    promising = max(gaps, key=lambda size: published[size] / ratios[gaps[size]], default=None)
+    if promising is None or len(ratios) >= MOST_TIMED or published[promising] / ratios[gaps[promising]] <= NEAR * best:
+        return []
+    return [(gaps[promising] + min(size for size in ratios if size > promising)) // 2]
+
+
+def interpolated(costs: dict[int, RoundCost], nodes: int) -> float:
+    """Cost of a round of that many rows in plain steps, linear between the measured sizes."""
+    sizes = sorted(costs)
+    return float(np.interp(nodes, sizes, [costs[size].ratio for size in sizes]))
+
+
+def _proposals(
+    searched: Sequence[Ranks], counts: Sequence[str], *, heads: int, topk: int, nodes: int
+) -> dict[tuple[str, int], Tree]:
+    """Trees of two nodes or more by their counts and nodes."""
     ranks = np.concatenate(searched)
-    proposals = {"joint": joint_mass(ranks), "marginal": marginal_mass(rank_mass(ranks, calibration.topk))}
-    sizes = [size for size in SIZES if size <= engine.limits.max_tree_nodes]
-    trees = {
-        (counts, size): best_first(mass, nodes=size, heads=calibration.heads, topk=calibration.topk)
-        for counts, mass in proposals.items()
-        for size in sizes
-    }
-    step, rounds = time_rounds(engine, [trees["marginal", size] for size in sizes])
-    best: tuple[float, tuple[str, int]] = (0.0, ("joint", 1))
-    for index, size in enumerate(sizes):
-        line = f"{size:4} nodes  {1000 * rounds[index]:7.1f} ms"
-        for counts in proposals:
-            published = replay(trees[counts, size], judged)
-            speed_up = float(np.mean(published)) * step / rounds[index]
-            best = max(best, (speed_up, (counts, size)))
-            line += f"   {counts}: E[G] {np.mean(published):.3f}, {speed_up:.3f} x"
-        report(line)
-    speed_up, (counts, size) = best
-    tree = trees[counts, size]
-    low, high = published_interval(tree, judged)
-    seconds = rounds[sizes.index(size)]
-    report(f"plain step {1000 * step:.1f} ms; chosen: {tree.nodes} nodes on {counts} counts, {speed_up:.3f} x")
-    return tree, {
-        "counts": counts,
-        "expected_published": float(np.mean(replay(tree, judged))),
-        "expected_published_90": [low, high],
-        "round_milliseconds": 1000 * seconds,
-        "step_milliseconds": 1000 * step,
-        "predicted_speed_up": speed_up,
-        "predicted_speed_up_90": [low * step / seconds, high * step / seconds],
-    }
+    trees = {}
+    for name in counts:
+        order = best_first_order(path_mass(name, ranks, topk), nodes=nodes, heads=heads, topk=topk)
+        trees |= {(name, size + 1): tree_of(order[:size]) for size in range(1, len(order) + 1)}
+    return trees
 
 
-def time_rounds(engine: Engine, trees: Sequence[Tree]) -> tuple[float, list[float]]:
-    """Median seconds of a plain step and of a round of each tree at a context of CONTEXT tokens, interleaved."""
-    limits = engine.limits
-    context = min(CONTEXT, limits.max_length // 2)
-    tokens = np.random.default_rng(0).integers(0, limits.vocab_size, size=context)
-    for speculation in (True, False):
-        engine.backend.load(speculation=speculation)
-    plans = [TreePlan(tree, limits) for tree in trees]
-    samples: list[list[float]] = [[] for _ in range(len(plans) + 1)]
-    for repeat in range(REPEATS + 1):
-        for index, plan in enumerate([None, *plans]):
-            state = engine.backend.new_state()
-            next_tree = None if plan is None else plan.full
-            for start in range(0, context, CHUNK_ROWS):
-                state.prefill(tokens[start : start + CHUNK_ROWS], start, next_tree)
-            started = time.perf_counter()
-            if plan is None:
-                state.step()
-            else:
-                state.round(plan.full, plan.full)
-            if repeat:  # the first pass of each shape warms up
-                samples[index].append(time.perf_counter() - started)
-    step, *rounds = (median(times) for times in samples)
-    return step, rounds
-
-
-def published_interval(tree: Tree, sequences: Sequence[Ranks]) -> tuple[float, float]:
-    """Bootstrap over answers: the middle 90% of E[G]."""
-    rounds = [replay(tree, [ranks]) for ranks in sequences]
-    generator = np.random.default_rng(0)
-    means = []
+def _predict(tree: Tree, counts: str, cost: RoundCost, judged: Sequence[Ranks]) -> Prediction:
+    rounds = [replay(tree, [ranks]) for ranks in judged]
+    random = np.random.default_rng(0)
+    published, speed_ups = [], []
     for _ in range(BOOTSTRAP):
-        drawn = generator.integers(0, len(rounds), size=len(rounds))
-        published = [count for index in drawn for count in rounds[index]]
-        means.append(float(np.mean(published)))
-    return float(np.quantile(means, 0.05)), float(np.quantile(means, 0.95))
+        drawn = random.integers(0, len(rounds), size=len(rounds))
+        published.append(sum(sum(rounds[index]) for index in drawn) / sum(len(rounds[index]) for index in drawn))
+        ratios = random.choice(cost.ratios, size=len(cost.ratios))
+        speed_ups.append(published[-1] / float(np.median(ratios)))
+    mean = float(np.mean([count for counts in rounds for count in counts]))
+    return Prediction(tree, counts, mean, cost, middle(published), middle(speed_ups))
+
+
+def middle(samples: Sequence[float]) -> Interval:
+    """The middle 90%."""
+    low, high = np.quantile(samples, (0.05, 0.95))
+    return float(low), float(high)
+
+
+def _best_heads(
+    searched: Sequence[Ranks],
+    judged: Sequence[Ranks],
+    counts: str,
+    costs: dict[int, RoundCost],
+    *,
+    topk: int,
+    nodes: int,
+) -> HeadsChoice:
+    """The best number of heads to export, estimated.
+
+    All heads of an engine run in every round, the tree's depth notwithstanding. What one costs is estimated from the
+    smallest measured round: at most what it takes longer than a plain step, evenly over the heads.
+    """
+    heads = searched[0].shape[1]
+    per_head = max(0.0, costs[min(costs)].ratio - 1.0) / heads
+    mass = path_mass(counts, np.concatenate(searched), topk)
+    best = HeadsChoice(0, 1, 1.0)
+    for fewer in range(1, heads + 1):
+        order = best_first_order(mass, nodes=nodes, heads=fewer, topk=topk)
+        for size in range(2, len(order) + 2):
+            cost = interpolated(costs, size) - (heads - fewer) * per_head
+            speed_up = float(np.mean(replay(tree_of(order[: size - 1]), judged))) / cost
+            if speed_up > best.speed_up:
+                best = HeadsChoice(fewer, size, speed_up)
+    return best
+
+
+def _line(nodes: int, cost: RoundCost, published: dict[str, float | None]) -> str:
+    line = f"{nodes:4} nodes  {1000 * cost.seconds:7.1f} ms, {cost.ratio:.2f} plain steps"
+    for counts, mean in published.items():
+        if mean is not None:
+            line += f"   {counts}: E[G] {mean:.3f}, {mean / cost.ratio:.3f} x"
+    return line

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from medusa_engine.training.output_file import write_file
+
 
 def write_json(path: Path, document: dict[str, Any], *, indent: int | None = None) -> None:
-    """Write beside `path` and put in place; a file that was there is replaced."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(document, indent=indent) + "\n", encoding="utf-8")
-    partial.replace(path)
+    """Write beside `path` and put in place; a file that was there is replaced.
+
+    Raises:
+        UserError: the system refuses.
+    """
+    write_file(path, (json.dumps(document, indent=indent) + "\n").encode("utf-8"))

@@ -6,31 +6,73 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from medusa_engine.runtime.command_line import run_command
+from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.training.tree_search import AUTO, COUNTS
+
+MAX_NEW_TOKENS = 128
+MEASURED_ANSWERS = 16
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="medusa-tree", description="Calibrate heads and search trees.")
+    parser = argparse.ArgumentParser(prog="medusa-tree", description="Calibrate heads, search trees and draw them.")
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True)
-    calibrate = commands.add_parser("calibrate", help="note at which rank each head lists what the target publishes")
-    calibrate.add_argument("--engine", required=True, type=Path, help="bundle folder")
-    calibrate.add_argument("--prompts", required=True, type=Path, help="one prompt per line, held out from training")
-    calibrate.add_argument("--chat", action="store_true", help="apply the chat template to every prompt")
-    calibrate.add_argument("--max-new-tokens", type=int, default=128, help="per prompt; default: %(default)s")
-    calibrate.add_argument("--threads", type=int, default=0, help="default: one per physical core")
-    calibrate.add_argument("-o", "--output", required=True, type=Path, help="calibration file")
-    search = commands.add_parser("search", help="search a tree from a calibration")
-    search.add_argument("calibration", type=Path)
-    size = search.add_mutually_exclusive_group(required=True)
-    size.add_argument("--nodes", type=int, help="rows of the tree, root included")
-    size.add_argument("--for-engine", type=Path, help="measure this bundle's rounds and take the fastest tree")
-    search.add_argument("--marginal", action="store_true", help="take heads as independent, as the paper does")
-    search.add_argument("--threads", type=int, default=0, help="with --for-engine; default: one per physical core")
-    search.add_argument("-o", "--output", required=True, type=Path, help="tree file")
+    _add_calibrate(commands.add_parser("calibrate", help="count at which rank each head lists what is published"))
+    _add_search(commands.add_parser("search", help="search a tree from a calibration"))
+    _add_show(commands.add_parser("show", help="sketch a tree in the terminal, or draw it"))
     return parser
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", required=True, type=Path, help="bundle folder")
+    parser.add_argument("--prompts", required=True, type=Path, help="one prompt per line, held out from training")
+    parser.add_argument("--chat", action="store_true", help="apply the chat template to every prompt")
+    parser.add_argument("--max-new-tokens", type=int, default=MAX_NEW_TOKENS, help="per prompt; default: %(default)s")
+    parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
+    parser.add_argument("-o", "--output", required=True, type=Path, help="calibration file")
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("calibration", type=Path, help="file written by medusa-tree calibrate")
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--nodes", type=int, help="rows of the tree, root included")
+    size.add_argument(
+        "--for-engine",
+        type=Path,
+        metavar="ENGINE",
+        help="time this bundle's rounds here, take the tree that publishes most tokens per second, and measure it",
+    )
+    parser.add_argument(
+        "--counts",
+        choices=(AUTO, *COUNTS),
+        default=AUTO,
+        help="what a path weighs: marginal, the product of its ranks' mass, as in the paper; joint, the share of"
+        " positions that accept it; default: what publishes more on held-out answers",
+    )
+    parser.add_argument(
+        "--measure",
+        type=int,
+        default=MEASURED_ANSWERS,
+        metavar="N",
+        help="with --for-engine: check the prediction on up to N held-out prompts; default: %(default)s",
+    )
+    parser.add_argument("--threads", type=int, default=0, help="with --for-engine; default: one per physical core")
+    parser.add_argument("-o", "--output", required=True, type=Path, help="tree file")
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tree", type=Path, help="tree file, or the name of a shipped tree")
+    parser.add_argument("--calibration", type=Path, help="take the nodes' probabilities from here, not from the tree")
+    parser.add_argument("--counts", choices=COUNTS, default=COUNTS[1], help="of the calibration; default: %(default)s")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        action="append",
+        help=".svg or .png file; default: a sketch in the terminal",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,72 +81,106 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.command == "calibrate":
-        _calibrate(options)
-    else:
-        _search(options)
+    commands = {"calibrate": _calibrate, "search": _search, "show": _show}
+    commands[options.command](options)
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _calibrate(options: argparse.Namespace) -> None:
     from medusa_engine.runtime.engine import Engine
     from medusa_engine.runtime.manifest import file_sha256
-    from medusa_engine.runtime.text import read_prompt_file
-    from medusa_engine.training.calibrate import calibrate, engine_provenance
+    from medusa_engine.training.calibrate import calibrate
+    from medusa_engine.training.calibration import engine_provenance
+    from medusa_engine.training.output_file import check_output
 
-    lines = [line for line in read_prompt_file(options.prompts).splitlines() if line.strip()]
-    if not lines:
-        raise UserError(f"{options.prompts}: holds no prompts", "write one prompt per line")
+    check_output(options.output)
+    if options.max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens is {options.max_new_tokens}", "give 1 or more")
+    lines = _prompt_lines(options.prompts)
     engine = Engine.open(options.engine, threads=options.threads)
-    prompts = [engine.encode([{"role": "user", "content": line}] if options.chat else line) for line in lines]
-    provenance = engine_provenance(options.engine, engine) | {
-        "prompts_sha256": file_sha256(options.prompts),
-        "chat": options.chat,
-        "max_new_tokens": options.max_new_tokens,
-    }
-
-    def progress(done: int) -> None:
-        print(f"{done}/{len(prompts)} answers", file=sys.stderr, flush=True)
-
+    if engine.tokenizer is None:
+        raise UserError(f"{options.engine}: this bundle has no tokenizer", "export the model with its tokenizer")
+    most = engine.limits.max_length - 1
+    prompts = []
+    for number, line in lines:
+        prompts.append(engine.encode([{"role": "user", "content": line}] if options.chat else line))
+        if not 0 < len(prompts[-1]) <= most:
+            raise UserError(
+                f"{options.prompts}: line {number} has {len(prompts[-1])} tokens; 1 to {most} leave room for an answer",
+                "shorten the line, or export with a larger medusa-export --max-length",
+            )
+    provenance = engine_provenance(
+        engine,
+        chat=options.chat,
+        max_new_tokens=options.max_new_tokens,
+        prompts_sha256=file_sha256(options.prompts),
+    )
     calibration = calibrate(
-        engine, prompts, max_new_tokens=options.max_new_tokens, provenance=provenance, progress=progress
+        engine,
+        prompts,
+        max_new_tokens=options.max_new_tokens,
+        provenance=provenance,
+        progress=lambda done, tokens: _report(f"{done}/{len(prompts)} answers, {tokens} tokens"),
     )
     calibration.save(options.output)
     print(options.output)
 
 
+def _prompt_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a prompt file that are not blank, with their numbers."""
+    from medusa_engine.runtime.text import read_prompt_file
+
+    lines = [(number, line) for number, line in enumerate(read_prompt_file(path).split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UserError(f"{path}: holds no prompts", "write one prompt per line")
+    return [(number, line.removesuffix("\r")) for number, line in lines]
+
+
 def _search(options: argparse.Namespace) -> None:
-    from medusa_engine.training.calibrate import load_calibration
+    from medusa_engine.runtime.engine import Engine
+    from medusa_engine.training.calibration import check_calibrated, load_calibration
     from medusa_engine.training.json_file import write_json
-    from medusa_engine.training.tree_search import best_first, expected_published, joint_mass, marginal_mass, rank_mass
+    from medusa_engine.training.output_file import check_output
+    from medusa_engine.training.searched_tree import search_engine, search_nodes
 
+    check_output(options.output)
     calibration = load_calibration(options.calibration)
-    ranks = calibration.ranks
-    mass = marginal_mass(rank_mass(ranks, calibration.topk)) if options.marginal else joint_mass(ranks)
-    counts = "marginal" if options.marginal else "joint"
-    metadata: dict[str, Any] = {"counts": counts, "calibration": calibration.provenance}
     if options.nodes is not None:
-        if options.nodes < 1:
-            raise UserError(f"--nodes is {options.nodes}", "give 1 or more")
-        tree = best_first(mass, nodes=options.nodes, heads=calibration.heads, topk=calibration.topk)
-        metadata["expected_published"] = expected_published(tree, mass)
+        document = search_nodes(calibration, options.nodes, counts=options.counts, report=_report)
     else:
-        from medusa_engine.runtime.engine import Engine
-        from medusa_engine.training.engine_search import search_for_engine
-
         engine = Engine.open(options.for_engine, threads=options.threads)
-        tree, facts = search_for_engine(engine, calibration, report=lambda line: print(line, file=sys.stderr))
-        metadata |= facts
-    document = {
-        "name": options.output.stem,
-        "description": f"{tree.nodes} nodes, best first on {metadata['counts']} counts of {len(ranks)} positions",
-        "heads": calibration.heads,
-        "topk": calibration.topk,
-        "probabilities": [mass(path) for path in tree.paths],
-        "metadata": metadata,
-        "paths": [list(path) for path in tree.paths],
-    }
-    write_json(options.output, document)
+        check_calibrated(calibration, engine, options.calibration)
+        document = search_engine(
+            calibration, engine, counts=options.counts, measured_answers=options.measure, report=_report
+        )
+    write_json(options.output, {"name": options.output.stem, **document})
     print(options.output)
+
+
+def _show(options: argparse.Namespace) -> None:
+    from medusa_engine.runtime.tree import load_tree
+    from medusa_engine.training.calibration import load_calibration
+    from medusa_engine.training.node_probabilities import calibrated_probabilities, probabilities_of_file
+    from medusa_engine.training.output_file import check_output, write_file
+    from medusa_engine.training.tree_drawing import FORMATS, draw
+    from medusa_engine.training.tree_sketch import sketch
+
+    outputs: list[Path] = options.output or []
+    for output in outputs:
+        check_output(output, suffixes=FORMATS)
+    tree = load_tree(options.tree)
+    if options.calibration is not None:
+        probabilities = calibrated_probabilities(tree, load_calibration(options.calibration), options.counts)
+    else:
+        probabilities = probabilities_of_file(options.tree)
+    if not outputs:
+        print(sketch(tree, probabilities))
+    for output in outputs:
+        write_file(output, draw(tree, probabilities, output.suffix.lower()))
+        print(output)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Search trees: which nodes one round should verify, given what the heads were seen to get right.
 
-Everything works on rank vectors: for a position, entry j is the rank at which head j lists the token that the target
-goes on to publish there, or MISS. The path (r0, ..., rd) is accepted exactly when the vector starts with it.
+Everything works on rank vectors, one per published token: entry j is the rank at which head j lists the token that the
+target publishes j + 1 behind it; MISS where the head does not list it, END where the answer has ended before. The path
+(r0, ..., rd) is accepted exactly when the vector starts with it.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,28 @@ import numpy.typing as npt
 from medusa_engine.runtime.tree import Tree, TreePath
 
 MISS = -1
+END = -2
+COUNTS = ("marginal", "joint")  # what a path can be weighed with; the paper's comes first and wins a tie
+AUTO = "auto"  # whichever of COUNTS publishes more on held-out answers
 
 Ranks = npt.NDArray[np.int64]
 Mass = Callable[[TreePath], float]
 
 
+def rank_counts(ranks: Ranks, topk: int) -> npt.NDArray[np.int64]:
+    """How often head j is right at rank r: [K, TOPK]."""
+    return np.stack([(ranks == rank).sum(axis=0) for rank in range(topk)], axis=1)
+
+
+def labelled(ranks: Ranks) -> npt.NDArray[np.int64]:
+    """Positions at which there is a token for head j to guess: [K]."""
+    return np.asarray((ranks != END).sum(axis=0), dtype=np.int64)
+
+
 def rank_mass(ranks: Ranks, topk: int) -> npt.NDArray[np.float64]:
-    """Share of positions at which head j is right at rank r: [K, TOPK]; increments, not cumulative accuracies."""
-    return np.stack([(ranks == rank).mean(axis=0) for rank in range(topk)], axis=1)
+    """Share of its positions at which head j is right at rank r: [K, TOPK]; increments of the top-i accuracy."""
+    mass: npt.NDArray[np.float64] = rank_counts(ranks, topk) / np.maximum(labelled(ranks), 1)[:, None]
+    return mass
 
 
 def mass_from_cumulative(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -46,18 +61,24 @@ def joint_mass(ranks: Ranks) -> Mass:
     for vector in ranks.tolist():
         path: TreePath = ()
         for rank in vector:
-            if rank == MISS:
+            if rank < 0:
                 break
             path += (rank,)
             counts[path] += 1
     return lambda path: counts[path] / len(ranks)
 
 
-def best_first(mass: Mass, *, nodes: int, heads: int, topk: int, name: str = "searched") -> Tree:
-    """The prefix-closed tree of `nodes` rows, root included, with the largest sum of weights.
+def path_mass(counts: str, ranks: Ranks, topk: int) -> Mass:
+    """Weights from rank vectors by the name of the counts, one of COUNTS."""
+    return joint_mass(ranks) if counts == "joint" else marginal_mass(rank_mass(ranks, topk))
 
-    A weight never grows along a path, so taking the heaviest path next is optimal. Equal weights: the shorter path,
-    then the lexicographically smaller one. Paths of weight 0 are left out, so the tree may be smaller than asked for.
+
+def best_first_order(mass: Mass, *, nodes: int, heads: int, topk: int) -> list[TreePath]:
+    """The paths of the best tree of `nodes` rows, root included, in the order in which they are chosen.
+
+    A weight never grows along a path, so taking the heaviest path next is optimal, and the tree of n rows is the first
+    n - 1 paths. Equal weights: the shorter path, then the lexicographically smaller one. Paths of weight 0 are left
+    out, so there may be fewer than asked for.
     """
     chosen: list[TreePath] = []
     frontier = [(-mass((rank,)), 1, (rank,)) for rank in range(topk)] if heads else []
@@ -71,7 +92,20 @@ def best_first(mass: Mass, *, nodes: int, heads: int, topk: int, name: str = "se
             for rank in range(topk):
                 child = (*path, rank)
                 heapq.heappush(frontier, (-mass(child), depth + 1, child))
-    return Tree(tuple(sorted(chosen, key=lambda path: (len(path), path))), name)
+    return chosen
+
+
+def tree_of(paths: Iterable[TreePath], name: str = "searched") -> Tree:
+    """A tree of prefix-closed paths in any order."""
+    return Tree(tuple(sorted(paths, key=lambda path: (len(path), path))), name)
+
+
+def best_first(mass: Mass, *, nodes: int, heads: int, topk: int) -> Tree:
+    """The prefix-closed tree of `nodes` rows, root included, with the largest sum of weights; see `best_first_order`.
+
+    Source: arXiv 2401.10774, section 2.3.3.
+    """
+    return tree_of(best_first_order(mass, nodes=nodes, heads=heads, topk=topk))
 
 
 def expected_published(tree: Tree, mass: Mass) -> float:
@@ -82,8 +116,8 @@ def expected_published(tree: Tree, mass: Mass) -> float:
 def replay(tree: Tree, sequences: Sequence[Ranks]) -> list[int]:
     """G of every round that this tree would have taken through answers given by their rank vectors [T, K].
 
-    Entry t of an answer belongs to the state behind token t-1, the prompt's last token for t = 0; the round that
-    starts there publishes token t and the accepted path.
+    The round whose root is token t of an answer publishes it and the path that vector t accepts; no round publishes
+    more than what is left of the answer.
     """
     paths = set(tree.paths)
     published = []

@@ -1,0 +1,179 @@
+"""The calibration file: what the heads of an engine were seen to get right, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medusa_engine.runtime.chat_template import TEMPLATE_FILE
+from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import Limits, document_sha256
+from medusa_engine.runtime.strict_json import read_json
+from medusa_engine.runtime.text import CONFIG_FILE, TOKENIZER_FILE
+from medusa_engine.training.json_file import write_json
+from medusa_engine.training.tree_search import END, Ranks, labelled, rank_counts
+
+FORMAT = "medusa-calibration"
+FORMAT_VERSION = 1
+MAX_BYTES = 1 << 28
+_HINT = "write it with medusa-tree calibrate"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One greedy answer.
+
+    Attributes:
+        prompt_ids: what was asked.
+        ranks: [T, K], a rank vector for each of its T tokens; see `tree_search`.
+    """
+
+    prompt_ids: list[int]
+    ranks: Ranks
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the heads of an engine were seen to do.
+
+    Attributes:
+        provenance: hashes of model, heads, tokenizer, template, prompts and policy, and the policy itself.
+        topk: ranks each head offers.
+        max_tree_nodes: nodes of the largest tree that the calibrated engine runs, root included.
+        answers: at least one, none empty.
+    """
+
+    provenance: dict[str, Any]
+    topk: int
+    max_tree_nodes: int
+    answers: list[Answer]
+
+    @property
+    def heads(self) -> int:
+        """K, the heads that were looked at: those that a tree of the engine can use."""
+        return self.answers[0].ranks.shape[1]
+
+    @property
+    def sequences(self) -> list[Ranks]:
+        """Rank vectors [T, K] of each answer."""
+        return [answer.ranks for answer in self.answers]
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """All rank vectors [positions, K]."""
+        return np.concatenate(self.sequences)
+
+    def save(self, path: Path) -> None:
+        """Write the file, in the form that `load_calibration` reads.
+
+        Raises:
+            UserError: the system refuses.
+        """
+        document = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "provenance": self.provenance,
+            "heads": self.heads,
+            "topk": self.topk,
+            "max_tree_nodes": self.max_tree_nodes,
+            "positions": labelled(self.ranks).tolist(),
+            "counts": rank_counts(self.ranks, self.topk).tolist(),
+            "answers": [{"prompt_ids": answer.prompt_ids, "ranks": answer.ranks.tolist()} for answer in self.answers],
+        }
+        write_json(path, document)
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read what `Calibration.save` wrote.
+
+    Raises:
+        UserError: not such a file, or damaged: a value of the wrong kind, or counts that are not those of its answers.
+    """
+    document = read_json(path, max_bytes=MAX_BYTES, hint=_HINT)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UserError(f"{path}: not a calibration", _HINT)
+    if document.get("format_version") != FORMAT_VERSION:
+        raise UserError(f"{path}: format version {document.get('format_version')} is not {FORMAT_VERSION}", _HINT)
+    sizes = [document.get(name) for name in ("heads", "topk", "max_tree_nodes")]
+    answers = document.get("answers")
+    if not isinstance(document.get("provenance"), dict) or not all(type(size) is int and size > 0 for size in sizes):
+        raise UserError(f"{path}: damaged: provenance or sizes are missing", _HINT)
+    if not isinstance(answers, list) or not answers:
+        raise UserError(f"{path}: damaged: there are no answers", _HINT)
+    heads, topk, max_tree_nodes = sizes
+    loaded = Calibration(
+        document["provenance"],
+        topk,
+        max_tree_nodes,
+        [_answer(answer, heads, topk, f"{path}: damaged: answer {index}") for index, answer in enumerate(answers)],
+    )
+    counts, positions = rank_counts(loaded.ranks, topk).tolist(), labelled(loaded.ranks).tolist()
+    if document.get("counts") != counts or document.get("positions") != positions:
+        raise UserError(f"{path}: damaged: the counts are not those of the answers", _HINT)
+    return loaded
+
+
+def _answer(answer: object, heads: int, topk: int, where: str) -> Answer:
+    prompt, ranks = (answer.get("prompt_ids"), answer.get("ranks")) if isinstance(answer, dict) else (None, None)
+    if not isinstance(prompt, list) or not prompt or not all(type(token) is int for token in prompt):
+        raise UserError(f"{where} has no prompt_ids", _HINT)
+    if not isinstance(ranks, list) or not ranks:
+        raise UserError(f"{where} has no ranks", _HINT)
+    for vector in ranks:
+        whole = isinstance(vector, list) and len(vector) == heads
+        if not whole or not all(type(rank) is int and END <= rank < topk for rank in vector):
+            raise UserError(f"{where} has a rank vector that is not {heads} ranks below {topk}", _HINT)
+    return Answer(prompt, np.array(ranks, dtype=np.int64))
+
+
+def usable_heads(limits: Limits) -> int:
+    """Heads that a tree of the engine can use: a path of d edges takes d nodes besides the root."""
+    return min(limits.heads, limits.max_tree_nodes - 1)
+
+
+def engine_provenance(engine: Engine, *, chat: bool, max_new_tokens: int, prompts_sha256: str) -> dict[str, Any]:
+    """Hashes that say which engine was calibrated, and on what."""
+    files = {name: facts["sha256"] for name, facts in engine.manifest.files.items()}
+    has_template = engine.tokenizer is not None and engine.tokenizer.has_chat_template
+    policy = {"acceptance": "greedy", "chat": chat, "max_new_tokens": max_new_tokens}
+    return {
+        "model": dict(engine.manifest.model),
+        "heads": dict(engine.manifest.heads),
+        "tokenizer_sha256": files.get(TOKENIZER_FILE),
+        "template_sha256": files.get(TEMPLATE_FILE, files.get(CONFIG_FILE)) if has_template else None,
+        "prompts_sha256": prompts_sha256,
+        "policy": policy,
+        "policy_sha256": document_sha256(policy),
+    }
+
+
+def check_calibrated(calibration: Calibration, engine: Engine, path: Path) -> None:
+    """Refuse a calibration that was not made with this engine's model and heads.
+
+    Raises:
+        UserError: names what differs.
+    """
+    provenance, manifest, limits = calibration.provenance, engine.manifest, engine.limits
+    hint = f"calibrate this engine: medusa-tree calibrate --engine {manifest.name} ..."
+    if _weights(provenance.get("model")) != _weights(manifest.model):
+        raise UserError(f"{path}: was calibrated with another model than {manifest.name} has", hint)
+    if _weights(provenance.get("heads")) != _weights(manifest.heads):
+        raise UserError(f"{path}: was calibrated with other heads than {manifest.name} has", hint)
+    if calibration.topk != limits.topk:
+        raise UserError(f"{path}: has {calibration.topk} ranks per head, but the engine keeps {limits.topk}", hint)
+    if calibration.heads != usable_heads(limits):
+        raise UserError(f"{path}: has {calibration.heads} heads, but the engine has {usable_heads(limits)}", hint)
+
+
+def _weights(facts: object) -> object:
+    """What tells weights apart: not the names of their files, nor where they came from."""
+    if not isinstance(facts, Mapping):
+        return None
+    hashes = {name: sorted(value.values()) for name, value in facts.items() if isinstance(value, Mapping)}
+    return {name: value for name, value in facts.items() if name not in ("name", "source")} | hashes

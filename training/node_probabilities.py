@@ -1,0 +1,48 @@
+"""How probable it is that a node of a tree is accepted: from the tree's file, or from a calibration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import read_json
+from medusa_engine.runtime.tree import MAX_TREE_BYTES, Tree, TreePath, tree_file
+from medusa_engine.training.calibration import Calibration
+from medusa_engine.training.tree_search import path_mass
+
+_HINT = 'write "probabilities" as one number from 0 to 1 for each entry of "paths", in their order'
+
+
+def probabilities_of_file(path: Path) -> dict[TreePath, float] | None:
+    """What a tree file that `load_tree` has read says of its nodes; None if it says nothing.
+
+    Raises:
+        UserError: they are not one number from 0 to 1 for each path.
+    """
+    document = read_json(tree_file(path), max_bytes=MAX_TREE_BYTES, hint=_HINT)
+    values = document.get("probabilities") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or values is None:
+        return None
+    paths = [tuple(entry) for entry in document["paths"]]
+    if not isinstance(values, list) or len(values) != len(paths):
+        raise UserError(f"{path}: there is not one probability for each of the {len(paths)} paths", _HINT)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+            raise UserError(f"{path}: one of the probabilities is not a number from 0 to 1", _HINT)
+    return dict(zip(paths, map(float, values), strict=True))
+
+
+def calibrated_probabilities(tree: Tree, calibration: Calibration, counts: str) -> dict[TreePath, float]:
+    """What a calibration says of a tree's nodes.
+
+    Raises:
+        UserError: the tree is deeper or has larger ranks than what was calibrated.
+    """
+    if tree.depth > calibration.heads or tree.widest_rank >= calibration.topk:
+        raise UserError(
+            f"tree {tree.name} has depth {tree.depth} and ranks to {tree.widest_rank}, but the calibration has"
+            f" {calibration.heads} heads and ranks to {calibration.topk - 1}",
+            "give the calibration of an engine that runs this tree",
+        )
+    mass = path_mass(counts, calibration.ranks, calibration.topk)
+    return {path: mass(path) for path in tree.paths}

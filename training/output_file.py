@@ -1,0 +1,47 @@
+"""Files that commands write: refused before the work if they cannot be written, and complete or not there at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from medusa_engine.runtime.errors import UserError
+
+
+def check_output(path: Path, *, suffixes: Sequence[str] = ()) -> None:
+    """Refuse an output file that could not be written.
+
+    Args:
+        suffixes: endings that its name may have; empty for any.
+
+    Raises:
+        UserError: another ending, a folder, or a folder that is missing or closed to us.
+    """
+    if suffixes and path.suffix.lower() not in suffixes:
+        ending = path.suffix or "a file without an ending"
+        raise UserError(f"{path}: cannot write {ending}", f"end the name in {' or '.join(suffixes)}")
+    folder = path.absolute().parent
+    if path.is_dir() or not path.name:
+        raise UserError(f"{path}: is a folder", "give the name of a file")
+    if not folder.is_dir():
+        raise UserError(f"{path}: its folder does not exist", "make the folder, or give another --output")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{path}: no permission to write into {folder}", "give another --output")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write beside `path` and put in place; a file that was there is replaced.
+
+    Raises:
+        UserError: the system refuses.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        try:
+            partial.write_bytes(data)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror or error}", "give another --output") from error
