@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weight-decay", type=float, help="default: 0.01")
     parser.add_argument("--soft", type=float, help="share of the target's distribution in the loss; default: 1")
     parser.add_argument("--seed", type=int, help="default: 0")
+    parser.add_argument("--base", help="name of the base model in the heads' config.json; default: what --model says")
     parser.add_argument(
         "--draft-vocabulary", type=int, metavar="N", help="heads choose from the N most frequent tokens"
     )
@@ -55,8 +57,11 @@ def _run(options: argparse.Namespace) -> None:
     from medusa_engine.exporter import checkpoint
     from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, write_checkpoint
     from medusa_engine.exporter.head_formats import ORIGINAL, VLLM
+    from medusa_engine.runtime.strict_json import read_json
     from medusa_engine.training.features import load_features, shard_paths
+    from medusa_engine.training.json_file import write_json
     from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
+    from medusa_engine.training.shards import MANIFEST_NAME
     from medusa_engine.training.training_log import TrainingLog
     from medusa_engine.training.vocabulary import Vocabulary, draft_vocabulary
 
@@ -97,11 +102,19 @@ def _run(options: argparse.Namespace) -> None:
     written = HeadCheckpoint((options.output,), ORIGINAL, weights.half(), "float16", biases=True, base=None, notes=())
     write_checkpoint(written, VLLM if token_map is not None else ORIGINAL, options.output / HEAD_FILES[0])
     config = {
-        "base_model_name_or_path": source.name,
+        "base_model_name_or_path": options.base or options.model,
         "medusa_num_heads": settings.heads,
         "medusa_num_layers": settings.layers,
     }
-    (options.output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(options.output / "config.json", config, indent=2)
+    facts = {
+        "settings": asdict(settings),
+        "positions": {"training": len(training), "held_out": len(held_out)},
+        "held_out": log.best_epoch(),
+        "data": read_json(options.data / MANIFEST_NAME, max_bytes=1 << 20, hint="write it with medusa-distill"),
+        "versions": {name: version(name) for name in ("medusa-engine", "torch", "transformers")},
+    }
+    write_json(options.output / "training.json", facts, indent=2)
     print(options.output)
 
 

@@ -103,6 +103,14 @@ class TrainingLog:
             f"epoch {epoch}: training {shown}, held-out {held_out_loss:.4f}, top-1/top-5 by head: {scores.shown()}"
         )
 
+    def best_epoch(self) -> dict[str, Any]:
+        """The record of the epoch with the lowest held-out loss."""
+        return min(self._records("held_out_loss"), key=lambda record: float(record["held_out_loss"]))
+
+    def _records(self, key: str) -> list[dict[str, Any]]:
+        records = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        return [record for record in records if key in record]
+
     def _write(self, facts: dict[str, Any], losses: npt.NDArray[np.float64], scores: HeadScores) -> None:
         record = facts | {
             "head_loss": losses.tolist(),
@@ -116,9 +124,7 @@ class TrainingLog:
         """Draw losses and accuracies of the whole log, resumed runs included; returns the picture's path."""
         from matplotlib.figure import Figure
 
-        records = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
-        batches = [record for record in records if "batch" in record]
-        epochs = [record for record in records if "held_out_loss" in record]
+        batches, epochs = self._records("batch"), self._records("held_out_loss")
         figure = Figure(figsize=(10, 4), layout="constrained")
         loss, accuracy = figure.subplots(1, 2)
         at = [record["epoch"] + record["batch"] / record["batches"] for record in batches]
