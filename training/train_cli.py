@@ -75,6 +75,7 @@ def _run(options: argparse.Namespace) -> None:
         dtype=choose_dtype(options.dtype, device),
     )
     paths = shard_paths(options.data)
+    data = read_json(options.data / MANIFEST_NAME, max_bytes=1 << 20, hint="write the data with medusa-distill")
     source = checkpoint.find_source(options.model)
     model = checkpoint.load_model(source)
     projection = model.get_output_embeddings().weight.detach().clone()
@@ -111,7 +112,7 @@ def _run(options: argparse.Namespace) -> None:
         "settings": asdict(settings),
         "positions": {"training": len(training), "held_out": len(held_out)},
         "held_out": log.best_epoch(),
-        "data": read_json(options.data / MANIFEST_NAME, max_bytes=1 << 20, hint="write it with medusa-distill"),
+        "data": data,
         "versions": {name: version(name) for name in ("medusa-engine", "torch", "transformers")},
     }
     write_json(options.output / "training.json", facts, indent=2)

@@ -57,6 +57,7 @@ def periodic(tmp_path_factory: pytest.TempPathFactory) -> Periodic:
         top_ids=top.indices.reshape(-1, 8).numpy().astype(np.int32),
         top_logprobs=top.values.reshape(-1, 8).numpy().astype(np.float16),
     )
+    (folder / "data" / "data.json").write_text(json.dumps({"made": "by hand"}))
     return Periodic(folder / "model", folder / "data", model)
 
 
@@ -110,10 +111,16 @@ def test_every_round_of_the_exported_engine_accepts_the_full_depth(
     assert answer.published_per_round == [HEADS + 1] * (40 // (HEADS + 1))
 
 
-def test_what_is_saved_names_its_base_and_its_shape(trained: Path, request: pytest.FixtureRequest) -> None:
+def test_what_is_saved_names_its_base_and_its_shape(
+    trained: Path, periodic: Periodic, request: pytest.FixtureRequest
+) -> None:
     checkpoint = read_checkpoint(trained)
     assert (checkpoint.weights.heads, checkpoint.weights.layers) == (HEADS, 1)
-    assert checkpoint.base == "model"
+    assert checkpoint.base == str(periodic.folder)
+    facts = json.loads((trained / "training.json").read_text())
+    assert facts["data"] == {"made": "by hand"}
+    assert facts["settings"]["heads"] == HEADS
+    assert min(facts["held_out"]["top1"]) >= 0.99
     own = "own projections" in request.node.name
     assert (checkpoint.weights.projection is not None) == own
     if own:
