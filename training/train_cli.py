@@ -11,6 +11,7 @@ from typing import Any
 
 from medusa_engine.runtime.command_line import run_command
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.training import medusa2_cli
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--draft-vocabulary", type=int, metavar="N", help="heads choose from the N most frequent tokens"
     )
+    medusa2_cli.add_options(parser)
     return parser
 
 
@@ -42,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.method != medusa2_cli.MEDUSA_1:
+        _run_medusa2(options)
+        return
+    medusa2_cli.refuse_options(options)
     import torch
 
     from medusa_engine.exporter import checkpoint
@@ -85,6 +91,17 @@ def _run(options: argparse.Namespace) -> None:
     }
     (options.output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     print(options.output)
+
+
+def _run_medusa2(options: argparse.Namespace) -> None:
+    try:
+        from medusa_engine.training import medusa2_run
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the package {error.name} is not installed",
+            "install what training needs: pip install '.[train]' in a clone of medusa-engine",
+        ) from error
+    medusa2_run.run(options)
 
 
 if __name__ == "__main__":
