@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,15 @@ def merge_adapter(model: Any, folder: Path) -> Any:
             f"{folder / ADAPTER_FILE}: the package peft, which reads LoRA adapters, is not installed",
             "install it with pip install peft, or train with --merge",
         ) from error
+    stored = set(TensorFiles([folder / ADAPTER_FILE]).names)
     try:
-        return peft.PeftModel.from_pretrained(model, str(folder), local_files_only=True).merge_and_unload()
+        with warnings.catch_warnings():  # of what peft calls in transformers, and of tensors, which are counted here
+            warnings.simplefilter("ignore")
+            adapted = peft.PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+            expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+            if stored != expected:
+                raise ValueError(f"{min(stored ^ expected)} is missing or belongs to no layer")
+            return adapted.merge_and_unload()
     except Exception as error:  # peft raises whatever the files made it trip over
         raise UserError(
             f"{folder / ADAPTER_FILE}: cannot merge the adapter: {first_line(error)}",
