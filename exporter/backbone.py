@@ -17,7 +17,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 
 ADAPTER_FILE = "adapter_model.safetensors"
-_HINT = "give the folder with the heads and their backbone as --model, without --heads; heads alone are of no use"
+_HINT = "give the folder of the heads as --model, without --heads: with it comes the backbone they belong to"
 
 
 def merge_adapter(model: Any, folder: Path) -> Any:

@@ -94,7 +94,10 @@ def find_source(model: str, *, heads: Path | None = None) -> Source:
         if heads is None and brings_heads:
             heads = folder
         return Source(name=folder_name(model), folder=folder, heads=heads)
+    adapter = folder if (folder / ADAPTER_FILE).is_file() else None
     hint = "give the base with --model and this repository with --heads"
+    if adapter is not None:  # apart from its adapter, the base is not what the heads were trained for
+        hint = f"write the base's folder or hub id into {folder / 'config.json'}"
     if heads is not None:
         raise UserError(f"{folder}: these are Medusa heads, not a base model", hint)
     base = config.get("base_model_name_or_path")
@@ -106,7 +109,7 @@ def find_source(model: str, *, heads: Path | None = None) -> Source:
         found = find_source(str(folder / base) if (folder / base).is_dir() else base, heads=folder)
     except UserError as error:
         raise UserError(f"{folder / 'config.json'}: base_model_name_or_path: {error.problem}", hint) from error
-    return replace(found, name=folder_name(model), adapter=folder if (folder / ADAPTER_FILE).is_file() else None)
+    return replace(found, name=folder_name(model), adapter=adapter)
 
 
 def find_folder(name: str, *, what: str) -> Path:

@@ -95,7 +95,7 @@ def training_arguments(settings: Medusa2Settings, output: Path) -> transformers.
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "label_names": ["labels"],
-        "ddp_find_unused_parameters": True,  # the adapter is unused while the heads alone are trained
+        "ddp_find_unused_parameters": settings.warmup_steps != 0,  # the adapter is unused in the first stage
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
     try:

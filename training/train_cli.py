@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,6 +95,8 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _run_medusa2(options: argparse.Namespace) -> None:
+    if options.model.endswith(".gguf"):
+        os.environ.setdefault("TQDM_DISABLE", "1")  # as medusa-export does
     try:
         from medusa_engine.training import medusa2_run
     except ModuleNotFoundError as error:

@@ -181,6 +181,14 @@ def test_adapter_that_is_damaged_is_refused(trained: Trained, tmp_path: Path, co
     commands.export_refuses(*arguments, *SMALL, named=[copy / "adapter_model.safetensors", "empty"])
 
 
+def test_adapter_whose_base_has_gone_is_refused(trained: Trained, tmp_path: Path, commands: Commands) -> None:
+    copy = Path(shutil.copytree(trained.adapter, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/gone/base"}))
+    arguments = ("--model", copy, "--tree", write_tree(tmp_path / "tree.json"), "-o", tmp_path / "bundle")
+    commands.export_refuses(*arguments, *SMALL, named=[copy / "config.json", "base_model_name_or_path"])
+
+
 def test_heads_of_a_whole_model_are_refused_with_the_base(trained: Trained, tmp_path: Path, commands: Commands) -> None:
     arguments = ("--model", trained.base, "--heads", trained.merged, "--tree", write_tree(tmp_path / "tree.json"))
     with unchanged(tmp_path):

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from medusa2_cases import HEADS, conversations, new_model, new_trainer, rows_of, save_base, shake, tensors
+from medusa2_cases import (
+    HEADS,
+    LENGTH,
+    conversations,
+    new_model,
+    new_trainer,
+    rows_of,
+    save_base,
+    save_shard,
+    shake,
+    tensors,
+)
 from safetensors.torch import load_file
 
 from medusa_engine.runtime.errors import UserError
@@ -120,6 +133,29 @@ def test_accumulated_batches_give_the_loss_and_weights_of_the_whole_batch(
             assert entry.pop("epoch")  # counted in parts by transformers
             for name, value in entry.items():
                 assert value == pytest.approx(expected[name], abs=1e-4 if name == "grad_norm" else 1e-5), name
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_loss_and_weights_of_one(base: Path, tmp_path: Path) -> None:
+    data = save_shard(tmp_path / "data", conversations(32))
+    command = ["-m", "medusa_engine.training.train_cli", "--method", "medusa-2-distill", "--model", base]
+    command += ["--data", data, "--heads", HEADS, "--lora-rank", 4, "--max-length", LENGTH, "--warmup-steps", 2]
+    for argument in ("use_cpu=true", "logging_steps=1", "dataloader_drop_last=true", "save_strategy=no"):
+        command += ["--trainer", argument]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
+    results = []
+    for name, start, batch in (("one", [], 4), ("two", launch, 2)):
+        arguments = [sys.executable, *start, *command, "--batch", batch, "-o", tmp_path / name]
+        done = subprocess.run([str(argument) for argument in arguments], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{tmp_path / name}\n"
+        log = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+        results.append((load_file(tmp_path / name / "adapter_model.safetensors"), log[:-1]))
+    (weights, log), (other_weights, other_log) = results
+    assert any(entry["backbone_loss"] > 0 for entry in log)
+    assert all(torch.allclose(other_weights[name], tensor, atol=1e-5) for name, tensor in weights.items())
+    for entry, other in zip(log, other_log, strict=True):
+        assert other == {key: pytest.approx(value, abs=1e-4) for key, value in entry.items()}
 
 
 def test_loss_of_a_step_is_that_of_its_batch_worked_out_row_by_row(base: Path, tmp_path: Path) -> None:
