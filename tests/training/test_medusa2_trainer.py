@@ -50,17 +50,23 @@ def heads(model: Medusa2) -> torch.Tensor:
 
 def test_first_stage_trains_the_heads_alone_and_the_second_both(base: Path, tmp_path: Path) -> None:
     model = new_model(base)
-    frozen, started, seen = frozen_bytes(model), adapter(model), []
+    frozen, started = frozen_bytes(model), adapter(model)
+    seen: list[tuple[dict[str, torch.Tensor], torch.Tensor]] = []
+    graded: list[list[bool]] = []
     trainer = new_trainer(model, rows_of(conversations(64)), tmp_path, warmup_steps=3, weight_decay=0.1)
     step = trainer.training_step
 
     def observed_step(*arguments: object, **named: object) -> torch.Tensor:
         seen.append((adapter(model), heads(model)))
-        return step(*arguments, **named)
+        loss = step(*arguments, **named)
+        lora = [tensor for name, tensor in model.named_parameters() if "lora_" in name]
+        graded.append([tensor.grad is not None for tensor in lora])
+        return loss
 
     trainer.training_step = observed_step  # type: ignore[method-assign]
     trainer.train()
     assert len(seen) > 6
+    assert not any(any(step) for step in graded[:3]) and all(all(step) for step in graded[3:])
     for now, _ in seen[:4]:  # before the first step and behind the first three
         assert all(torch.equal(now[name], tensor) for name, tensor in started.items())
     assert not any(tensor.any() for name, tensor in seen[3][0].items() if "lora_B" in name)
