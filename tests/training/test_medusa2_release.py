@@ -157,7 +157,7 @@ def test_heads_beside_an_adapter_are_refused_with_the_base(
     named = heads if moved else heads / HEADS_FILE
     arguments = ("--model", trained.base, "--heads", heads, "--tree", write_tree(tmp_path / "tree.json"))
     with unchanged(tmp_path, trained.base):
-        commands.export_refuses(*arguments, "-o", tmp_path / "bundle", *SMALL, named=[named, "adapter"])
+        commands.export_refuses(*arguments, "-o", tmp_path / "bundle", *SMALL, named=[named, "LoRA adapter changed"])
 
 
 def test_adapter_that_was_exchanged_is_refused(trained: Trained, tmp_path: Path, commands: Commands) -> None:
