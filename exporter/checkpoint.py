@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
+from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
 from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
@@ -31,12 +32,14 @@ class Source:
         folder: that holds it.
         gguf: file name in `folder`, or None for a Hugging Face folder.
         heads: folder of the Medusa heads, if the user named a Medusa repository.
+        adapter: folder of a LoRA adapter to merge into the model, if that repository brings one.
     """
 
     name: str
     folder: Path
     gguf: str | None = None
     heads: Path | None = None
+    adapter: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -56,17 +59,20 @@ class Source:
         return options | ({"gguf_file": self.gguf} if self.gguf else {})
 
     def weight_files(self) -> list[Path]:
-        """The files that hold the weights; errors as in `weight_files.py`."""
-        if self.gguf:
-            check_weights(self.path)
-            return [self.path]
-        return weight_files(self.folder)
+        """The files that hold the weights, that of the adapter last; errors as in `weight_files.py`."""
+        files = [self.path] if self.gguf else weight_files(self.folder)
+        if self.adapter:
+            files.append(self.adapter / ADAPTER_FILE)
+        for file in files:
+            check_weights(file)
+        return files
 
 
 def find_source(model: str, *, heads: Path | None = None) -> Source:
     """Resolve what a user gave as model.
 
-    A Medusa repository (its config has `medusa_num_heads`) names its base, which is resolved in turn.
+    A Medusa repository (its config has `medusa_num_heads`) is a whole model that holds its heads, or names its base,
+    which is resolved in turn.
 
     Args:
         model: folder, hub id or .gguf file.
@@ -82,11 +88,16 @@ def find_source(model: str, *, heads: Path | None = None) -> Source:
         return Source(name=path.stem, folder=path.parent, gguf=path.name, heads=heads)
     folder = find_folder(model, what="model")
     config = read_config(folder)
-    if "medusa_num_heads" not in config or list(folder.glob("model*.safetensors")):
-        if heads is None and any((folder / name).is_file() for name in _HEAD_FILES):
+    whole_model = bool(list(folder.glob("model*.safetensors")))
+    if "medusa_num_heads" not in config or whole_model:
+        brings_heads = "medusa_num_heads" in config or any((folder / name).is_file() for name in _HEAD_FILES)
+        if heads is None and brings_heads:
             heads = folder
         return Source(name=folder_name(model), folder=folder, heads=heads)
+    adapter = folder if (folder / ADAPTER_FILE).is_file() else None
     hint = "give the base with --model and this repository with --heads"
+    if adapter is not None:  # apart from its adapter, the base is not what the heads were trained for
+        hint = f"write the base's folder or hub id into {folder / 'config.json'}"
     if heads is not None:
         raise UserError(f"{folder}: these are Medusa heads, not a base model", hint)
     base = config.get("base_model_name_or_path")
@@ -98,7 +109,7 @@ def find_source(model: str, *, heads: Path | None = None) -> Source:
         found = find_source(str(folder / base) if (folder / base).is_dir() else base, heads=folder)
     except UserError as error:
         raise UserError(f"{folder / 'config.json'}: base_model_name_or_path: {error.problem}", hint) from error
-    return replace(found, name=folder_name(model))
+    return replace(found, name=folder_name(model), adapter=adapter)
 
 
 def find_folder(name: str, *, what: str) -> Path:
@@ -148,7 +159,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def load_model(source: Source) -> Any:
-    """The backbone as a transformers causal LM in fp32, evaluation mode, with tree attention.
+    """The backbone as a transformers causal LM in fp32, evaluation mode, with tree attention and the adapter merged.
 
     Raises:
         UserError: the checkpoint is of an unknown kind, damaged, or lacks weights (none are ever made up).
@@ -181,7 +192,7 @@ def load_model(source: Source) -> Any:
     if mismatched := sorted(info["mismatched_keys"]):
         name, found, needed = mismatched[0]
         raise UserError(f"{source.path}: {name} has shape {list(found)}, but config.json asks for {list(needed)}", hint)
-    return model.eval()
+    return (merge_adapter(model, source.adapter) if source.adapter else model).eval()
 
 
 def stop_token_ids(model: Any, tokenizer: Any | None) -> list[int]:

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from medusa_engine.exporter import bundle, checkpoint, graphs
+from medusa_engine.exporter.backbone import check_backbone
 from medusa_engine.exporter.check import check_logits
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
@@ -59,6 +60,7 @@ def export(settings: ExportSettings) -> Path:
             if heads_path
             else untrained_heads(settings.untrained_heads, config.hidden_size)
         )
+        check_backbone(heads, source.weight_files())
         with _traceable(source, model):
             limits = _limits(settings, config, heads)
         _check_tree(tree, settings, limits.heads)

@@ -19,6 +19,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json, shown
 
 HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "rank0.safetensors")
+ADAPTER_KEY = "medusa_adapter_sha256"  # in the header of a heads file: see HeadWeights.adapter
 _SECOND_RANK = "rank1.safetensors"
 _MAX_CONFIG_BYTES = 16 << 20
 _HINT = "fetch or save the heads again"
@@ -146,7 +147,8 @@ def write_checkpoint(checkpoint: HeadCheckpoint, layout: HeadFormat, path: Path)
         tensors[layout.token_map] = weights.token_map
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+        metadata = {ADAPTER_KEY: weights.adapter} if weights.adapter else None
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -195,6 +197,7 @@ class _Reader:
             trained=True,
             source="",
             token_map=token_map,
+            adapter=self._tensors.metadata.get(ADAPTER_KEY),
         )
 
     def _hidden(self) -> int:
@@ -281,6 +284,8 @@ def _notes(names: HeadNames, weights: HeadWeights, config: Mapping[str, Any], *,
         notes.append("the residual blocks have no biases; taken as 0 (TGI needs them)")
     if weights.projection is None:
         notes.append("no projections: the heads share the base model's LM head")
+    if weights.adapter:
+        notes.append("trained with a LoRA adapter: not for the base model without it")
     if names.ignored:
         notes.append(f"{len(names.ignored)} tensors are not needed, first {names.ignored[0]}")
     return notes

@@ -17,6 +17,7 @@ class HeadWeights:
         residual_bias: [K, layers, H].
         projection: [K, V', H], or [1, V', H] for one that all heads use, or None for the backbone's LM projection.
         token_map: [V'] int64, the draft vocabulary: token of each projection row; None where V' is the vocabulary.
+        adapter: sha256 of the file of the LoRA adapter that they were trained with; None for the base model itself.
         trained: False for zero-initialised heads.
         source: what the weights were read from, for the manifest.
         files: the files they were read from.
@@ -31,6 +32,7 @@ class HeadWeights:
     files: tuple[Path, ...] = ()
     token_map: torch.Tensor | None = None
     notes: tuple[str, ...] = ()
+    adapter: str | None = None
 
     def with_token_map(self, token_map: torch.Tensor) -> HeadWeights:
         """The same heads over a draft vocabulary."""

@@ -30,6 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
     convert.add_argument("heads", type=Path, help="file, or folder that holds one, in any known layout")
     convert.add_argument("--to", required=True, choices=FORMAT_NAMES, help="layout to write")
     convert.add_argument("-o", "--output", required=True, type=Path, help="the .safetensors file to write")
+    convert.add_argument(
+        "--base", type=Path, help="folder of the base model, for heads out of a whole model: it has to be the same one"
+    )
     convert.add_argument("--force", action="store_true", help="replace a file that exists")
     return parser
 
@@ -40,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from medusa_engine.exporter.backbone import check_backbone
     from medusa_engine.exporter.head_checkpoint import read_checkpoint, write_checkpoint
     from medusa_engine.exporter.head_formats import FORMATS
+    from medusa_engine.exporter.weight_files import weight_files
 
     if options.command == "inspect":
         checkpoint = read_checkpoint(options.heads)
@@ -60,7 +65,9 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError(f"{options.output}: the file exists already", "give --force to replace it, or another --output")
     if not options.output.absolute().parent.is_dir():
         raise UserError(f"{options.output}: its folder does not exist", "make the folder, or give another --output")
-    write_checkpoint(read_checkpoint(options.heads), FORMATS[options.to], options.output)
+    checkpoint = read_checkpoint(options.heads)
+    check_backbone(checkpoint.weights, weight_files(options.base) if options.base else [])
+    write_checkpoint(checkpoint, FORMATS[options.to], options.output)
     print(options.output)
 
 

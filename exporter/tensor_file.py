@@ -28,6 +28,7 @@ class TensorFiles:
 
     Attributes:
         names: of all tensors, in file order.
+        metadata: what the headers of `.safetensors` files say beside the tensors.
 
     Raises:
         UserError: a file is damaged, is not such a file, or would have to execute code.
@@ -35,8 +36,10 @@ class TensorFiles:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._read: dict[str, Callable[[str], torch.Tensor]] = {}
+        self.metadata: dict[str, str] = {}
         for path in paths:
-            names, read = _open(path)
+            names, read, metadata = _open(path)
+            self.metadata |= metadata
             for name in names:
                 if name in self._read:
                     raise UserError(f"{path}: {shown(name)} stands in another file too", _HINT)
@@ -51,7 +54,10 @@ class TensorFiles:
         return self._read[name](name)
 
 
-def _open(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+_Opened = tuple[Iterable[str], Callable[[str], torch.Tensor], dict[str, str]]
+
+
+def _open(path: Path) -> _Opened:
     check_weights(path)
     with path.open("rb") as file:
         if file.read(_SNIFFED_BYTES).lstrip().startswith(_WEB_PAGE):
@@ -59,15 +65,15 @@ def _open(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
     return _open_safetensors(path) if path.suffix == ".safetensors" else _open_torch(path)
 
 
-def _open_safetensors(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+def _open_safetensors(path: Path) -> _Opened:
     try:
         file = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: cannot read the tensors: {first_line(error)}", _HINT) from error
-    return file.keys(), file.get_tensor
+    return file.keys(), file.get_tensor, file.metadata() or {}
 
 
-def _open_torch(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+def _open_torch(path: Path) -> _Opened:
     _check_archive(path)
     try:
         with warnings.catch_warnings():  # about pickles of older Python versions
@@ -82,7 +88,7 @@ def _open_torch(path: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in loaded.items()
     ):
         raise UserError(f"{path}: does not hold a dictionary of tensors", _HINT)
-    return loaded, loaded.__getitem__
+    return loaded, loaded.__getitem__, {}
 
 
 def _check_archive(path: Path) -> None:

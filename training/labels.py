@@ -14,7 +14,12 @@ HEAD_WEIGHT_BASE = 0.8
 
 
 def head_labels(
-    tokens: npt.NDArray[np.integer], owned: npt.NDArray[np.bool_], lengths: npt.NDArray[np.integer], heads: int
+    tokens: npt.NDArray[np.integer],
+    owned: npt.NDArray[np.bool_],
+    lengths: npt.NDArray[np.integer],
+    heads: int,
+    *,
+    first: int = 2,
 ) -> npt.NDArray[np.int64]:
     """Labels [T, heads] of packed conversations; IGNORED where there is none.
 
@@ -22,12 +27,13 @@ def head_labels(
         tokens, owned: [T], the conversations one behind the other.
         lengths: [C], tokens of each; a label never comes from the next conversation.
         heads: K.
+        first: how far ahead the first column looks; with 1 it is the LM head's, and head j's is column j+1.
     """
     labels = np.full((len(tokens), heads), IGNORED, dtype=np.int64)
     ends = np.repeat(np.cumsum(lengths), lengths)  # [T]: end of each token's conversation
     position = np.arange(len(tokens))
     for head in range(heads):
-        source = position + head + 2
+        source = position + head + first
         inside = source < ends
         kept = inside.copy()
         kept[inside] = owned[source[inside]]

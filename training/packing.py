@@ -80,9 +80,9 @@ def causal_mask(segment_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     return (segment_ids[:, None] == segment_ids) & (place[:, None] >= place)
 
 
-def packed_labels(row: PackedRow, heads: int) -> npt.NDArray[np.int64]:
+def packed_labels(row: PackedRow, heads: int, *, first: int = 2) -> npt.NDArray[np.int64]:
     """Labels [L, heads] as `labels.head_labels` gives them: never across a conversation's end, none in the padding."""
-    return head_labels(row.input_ids, row.owned, segment_lengths(row), heads)
+    return head_labels(row.input_ids, row.owned, segment_lengths(row), heads, first=first)
 
 
 def _row(examples: list[Example], length: int, pad_id: int) -> PackedRow:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from medusa_engine.training.labels import head_weights
+from medusa_engine.training.plot import Curve, draw_training
 
 LOG_NAME = "log.jsonl"
 PLOT_NAME = "training.png"
@@ -122,22 +123,15 @@ class TrainingLog:
 
     def plot(self) -> Path:
         """Draw losses and accuracies of the whole log, resumed runs included; returns the picture's path."""
-        from matplotlib.figure import Figure
-
         batches, epochs = self._records("batch"), self._records("held_out_loss")
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        loss, accuracy = figure.subplots(1, 2)
         at = [record["epoch"] + record["batch"] / record["batches"] for record in batches]
         ends = [record["epoch"] + 1 for record in epochs]
-        loss.plot(at, [np.dot(record["head_loss"], self._weights) for record in batches], label="training", alpha=0.7)
-        loss.plot(ends, [record["held_out_loss"] for record in epochs], "o-", label="held-out")
-        loss.set(xlabel="epoch", ylabel="weighted loss", title="Loss")
-        for head in range(len(self._weights)):
-            (line,) = accuracy.plot(ends, [record["top1"][head] for record in epochs], "o-", label=f"head {head} top-1")
-            accuracy.plot(ends, [record["top5"][head] for record in epochs], "o:", color=line.get_color(), alpha=0.6)
-        accuracy.set(xlabel="epoch", ylabel="accuracy", title="Held-out accuracy (dotted: top-5)", ylim=(0, 1))
-        for axes in (loss, accuracy):
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize="small")
-        figure.savefig(self._plot, dpi=120)
+        training = [float(np.dot(record["head_loss"], self._weights)) for record in batches]
+        losses = [Curve("training", at, training), Curve("held-out", ends, [r["held_out_loss"] for r in epochs])]
+        accuracies = [
+            Curve(f"head {head} {name}", ends, [record[name][head] for record in epochs], dotted=name == "top5")
+            for head in range(len(self._weights))
+            for name in ("top1", "top5")
+        ]
+        draw_training(self._plot, losses, accuracies, x_label="epoch", title="Held-out accuracy")
         return self._plot

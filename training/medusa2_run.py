@@ -1,0 +1,127 @@
+"""A run of Medusa-2 training: data and backbone in, release out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from transformers.trainer_utils import get_last_checkpoint
+
+from medusa_engine.exporter import checkpoint
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.training.medusa2_cli import MEDUSA_2_DISTILL, Medusa2Settings, base_reference, chosen_settings
+from medusa_engine.training.medusa2_data import RowCollator, packed_rows, shard_examples
+from medusa_engine.training.medusa2_loss import DIRECT_LAMBDA, DISTILLED_LAMBDA
+from medusa_engine.training.medusa2_model import Medusa2, add_adapter, load_backbone
+from medusa_engine.training.medusa2_release import write_adapter_release, write_merged_release
+from medusa_engine.training.medusa2_trainer import Medusa2Trainer, plot_log
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train as the options of `medusa-train` say, and write the release.
+
+    Raises:
+        UserError: see `medusa-train`.
+    """
+    settings = chosen_settings(options)
+    arguments = training_arguments(settings, options.output)
+    resumed = _checkpoint(settings, options.output)
+    source = checkpoint.find_source(options.model)
+    if source.adapter is not None:
+        raise UserError(
+            f"{options.model}: an adapter with heads, not a base model", "give its base, or train it with --merge first"
+        )
+    transformers.set_seed(arguments.seed)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what it warns of is checked, and refused, when loading
+    model = load_backbone(source, getattr(torch, settings.dtype))
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or settings.max_length
+    pad_id = config.pad_token_id if isinstance(config.pad_token_id, int) and config.pad_token_id >= 0 else 0
+    rows = packed_rows(
+        shard_examples(options.data), min(settings.max_length, positions), pad_id, name=str(options.data)
+    )
+    if max(int(row.input_ids.max()) for row in rows) >= config.vocab_size:
+        raise UserError(
+            f"{options.data}: holds tokens past the model's vocabulary of {config.vocab_size}",
+            "give the model that wrote the data",
+        )
+    print(f"{len(rows)} packed rows", file=sys.stderr, flush=True)
+    adapted = add_adapter(model, rank=settings.lora_rank, alpha=settings.lora_alpha)
+    trained = Medusa2(adapted, heads=settings.heads, layers=settings.layers)
+    distilled = options.method == MEDUSA_2_DISTILL
+    default_lambda = DISTILLED_LAMBDA if distilled else DIRECT_LAMBDA
+    trainer = Medusa2Trainer(
+        trained,
+        arguments,
+        lambda_0=default_lambda if settings.lambda_0 is None else settings.lambda_0,
+        warmup_steps=settings.warmup_steps,
+        heads_factor=settings.heads_learning_rate_factor,
+        distilled=distilled,
+        train_dataset=rows,
+        data_collator=RowCollator(settings.heads),
+    )
+    trainer.train(resume_from_checkpoint=resumed)
+    if trainer.is_world_process_zero():
+        print(f"losses and accuracies: {plot_log(options.output, settings.heads)}", file=sys.stderr, flush=True)
+        if settings.merge:
+            write_merged_release(trained, source, options.output)
+        else:
+            write_adapter_release(trained, base_reference(options.model), options.output)
+        print(options.output)
+
+
+def training_arguments(settings: Medusa2Settings, output: Path) -> transformers.TrainingArguments:
+    """The arguments of transformers' Trainer.
+
+    Raises:
+        UserError: it does not know one of those given with `--trainer`.
+    """
+    arguments = {
+        "output_dir": str(output),
+        "per_device_train_batch_size": settings.batch // settings.accumulate,
+        "gradient_accumulation_steps": settings.accumulate,
+        "num_train_epochs": settings.epochs,
+        "learning_rate": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+        "seed": settings.seed,
+        "bf16": settings.bf16,
+        "logging_steps": 10,
+        "save_steps": 200,
+        "save_total_limit": 2,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "label_names": ["labels"],
+        "ddp_find_unused_parameters": settings.warmup_steps != 0,  # the adapter is unused in the first stage
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    try:
+        return transformers.TrainingArguments(**(arguments | settings.trainer))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"transformers refuses the training arguments: {error}", "see its TrainingArguments for names and values"
+        ) from error
+
+
+def _checkpoint(settings: Medusa2Settings, output: Path) -> str | None:
+    """The checkpoint to go on from, or None for a fresh start."""
+    newest = get_last_checkpoint(str(output)) if output.is_dir() else None
+    if newest is None and any([*output.glob("*.safetensors"), *output.glob("config.json")]):
+        raise UserError(f"{output}: holds a model already", "give another --output")
+    if settings.resume is None:
+        if newest is not None:
+            raise UserError(
+                f"{output}: holds checkpoints of an earlier run", "go on there with --resume, or give another --output"
+            )
+        return None
+    if settings.resume is True:
+        if newest is None:
+            raise UserError(f"{output}: holds no checkpoint to resume", "leave out --resume")
+        return newest
+    if not Path(str(settings.resume)).is_dir():
+        raise UserError(f"--resume {settings.resume}: there is no such folder", "give a checkpoint-N folder")
+    return str(settings.resume)
