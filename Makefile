@@ -10,9 +10,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL := engines/models/SmolLM2-135M-Instruct.Q4_1.gguf
 ENGINE := engines/smollm2-135m
-# The demo takes the shipped heads where they are, else untrained ones, which medusa-run says.
-SHIPPED_HEADS := $(wildcard heads/smollm2-135m-instruct/medusa_lm_head.safetensors)
-HEADS := $(if $(SHIPPED_HEADS),--heads heads/smollm2-135m-instruct,--untrained-heads 4)
+HEADS := heads/smollm2-135m-instruct
+TREE := trees/smollm2.json
 EXPORTER := $(wildcard exporter/*.py exporter/passes/*.py plugins/compact_append_kv/*.py)
 
 .DELETE_ON_ERROR:
@@ -51,8 +50,8 @@ model: venv
 engine: $(ENGINE)/manifest.json
 
 # The manifest appears with the complete bundle only. Exported again when the exporter's code or the tree changes.
-$(ENGINE)/manifest.json: $(EXPORTER) $(SHIPPED_HEADS) trees/8.json | model
-	$(BIN)/medusa-export --model $(MODEL) $(HEADS) --tree trees/8.json --output $(ENGINE) --force
+$(ENGINE)/manifest.json: $(EXPORTER) $(HEADS)/medusa_lm_head.safetensors $(TREE) | model
+	$(BIN)/medusa-export --model $(MODEL) --heads $(HEADS) --tree $(TREE) --output $(ENGINE) --force
 
 demo: engine
 	$(BIN)/medusa-run --engine $(ENGINE) --chat --prompt "$(PROMPT)" --stats --compare-plain

@@ -45,7 +45,11 @@ def build_parser() -> argparse.ArgumentParser:
         default=ROOT / "engines/models/SmolLM2-135M-Instruct.Q4_1.gguf",
         help="the checkpoint that --engine was exported from: folder or .gguf file",
     )
-    parser.add_argument("--heads", help="the heads that --engine was exported with; not needed if untrained")
+    parser.add_argument(
+        "--heads",
+        default=str(ROOT / "heads/smollm2-135m-instruct"),
+        help="the heads that --engine was exported with; default: the demo model's",
+    )
     parser.add_argument("--bundle-8192", type=Path, help="the same export with --max-length 8192; default: made anew")
     parser.add_argument("--samples", type=int, default=25, help="per measurement; default: %(default)s")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: %(default)s")
@@ -177,7 +181,7 @@ def load_transformers(path: Path) -> Any:
 def export_8192(engine: Engine, folder: Path, options: argparse.Namespace) -> Path:
     limits = engine.limits
     bundle = folder / "bundle"
-    heads = ["--heads", options.heads] if options.heads else ["--untrained-heads", str(limits.heads)]
+    heads = ["--heads", options.heads]
     command = [sys.executable, "-m", "medusa_engine.exporter.cli", "--model", str(options.model), *heads]
     command += ["--tree", str(ROOT / "trees/8.json"), "--output", str(bundle), "--max-length", str(LONG_CACHE)]
     command += ["--top-k", str(limits.topk), "--max-tree-nodes", str(limits.max_tree_nodes)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE_FOLDERS = ("exporter", "plugins", "runtime", "training", "trees")
+CODE_FOLDERS = ("exporter", "heads", "plugins", "runtime", "training", "trees")
 DATA_PATTERNS = (
     "trees/*.json",
     "plugins/**/*.cu",

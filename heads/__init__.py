@@ -1,0 +1,1 @@
+"""Shipped head checkpoints, one folder each."""
