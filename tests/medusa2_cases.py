@@ -17,6 +17,7 @@ from medusa_engine.training.medusa2_data import RowCollator
 from medusa_engine.training.medusa2_model import Medusa2, add_adapter, load_backbone
 from medusa_engine.training.medusa2_trainer import Medusa2Trainer
 from medusa_engine.training.packing import PackedRow, pack
+from medusa_engine.training.shards import KEPT_TOP, ShardWriter, StoredConversation
 
 HEADS, LAYERS, RANK, LENGTH = 3, 1, 4, 24
 
@@ -39,15 +40,14 @@ def conversations(count: int, *, longest: int = 20, seed: int = 0) -> list[Examp
 
 
 def save_shard(folder: Path, examples: Sequence[Example]) -> Path:
-    """Write conversations as a data folder of medusa-distill, without the arrays that Medusa-2 does not read."""
+    """Write conversations as a data folder of medusa-distill; what Medusa-2 does not read is zero."""
     folder.mkdir()
-    np.savez(
-        folder / "shard-00000.npz",
-        numbers=1 + np.arange(len(examples)),
-        lengths=np.array([len(example.tokens) for example in examples]),
-        tokens=np.concatenate([example.tokens for example in examples]).astype(np.int32),
-        owned=np.concatenate([example.owned for example in examples]),
-    )
+    writer = ShardWriter(folder, len(examples))
+    for number, (tokens, owned) in enumerate(examples, start=1):
+        top = np.zeros((len(tokens), KEPT_TOP))
+        states = np.zeros((len(tokens), 1), dtype=np.float16)
+        ids, logprobs = top.astype(np.int32), top.astype(np.float16)
+        writer.add(StoredConversation(number, tokens.astype(np.int32), owned, states, ids, logprobs))
     return folder
 
 

@@ -119,7 +119,14 @@ def test_adapter_release_is_exported_merged(trained: Trained, tmp_path: Path, co
 
 def test_release_holds_what_it_should(trained: Trained) -> None:
     adapter = {path.name for path in trained.adapter.iterdir() if path.is_file()}
-    assert adapter == {"adapter_config.json", "adapter_model.safetensors", "config.json", "log.jsonl", HEADS_FILE}
+    assert adapter == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "config.json",
+        "log.jsonl",
+        "training.png",
+        HEADS_FILE,
+    }
     merged = {path.name for path in trained.merged.iterdir() if path.is_file()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "log.jsonl"} <= merged
     assert not {"adapter_model.safetensors", HEADS_FILE} & merged
