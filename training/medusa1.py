@@ -15,6 +15,7 @@ import torch
 
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.features import Features
 from medusa_engine.training.labels import IGNORED, head_weights
 from medusa_engine.training.training_log import HeadScores, TrainingLog
@@ -64,9 +65,18 @@ class HeadTrainer:
         vocabulary: the rows of the backbone's LM projection that the heads use; they are not changed.
         log: takes progress and results.
         folder: where the resumable state goes.
+        start: heads to go on from, of as many heads and layers; None for new ones.
     """
 
-    def __init__(self, settings: TrainSettings, vocabulary: Vocabulary, folder: Path, log: TrainingLog) -> None:
+    def __init__(
+        self,
+        settings: TrainSettings,
+        vocabulary: Vocabulary,
+        folder: Path,
+        log: TrainingLog,
+        *,
+        start: HeadWeights | None = None,
+    ) -> None:
         self.settings = settings
         self._vocabulary = vocabulary
         self._folder = folder
@@ -75,9 +85,10 @@ class HeadTrainer:
         weight = vocabulary.weight.to(settings.device, torch.float32)
         projection = torch.nn.Linear(*weight.shape[::-1], bias=False, device="meta")
         projection.weight = torch.nn.Parameter(weight, requires_grad=False)
-        weights = untrained_heads(settings.heads, weight.shape[1], layers=settings.layers)
-        if settings.own_projection:
+        weights = start or untrained_heads(settings.heads, weight.shape[1], layers=settings.layers)
+        if settings.own_projection and weights.projection is None:
             weights = weights.with_projection(weight.repeat(settings.heads, 1, 1))
+        self._started_from = None if start is None else [file_sha256(file) for file in start.files]
         self.heads = MedusaHeads(weights, projection).to(settings.device)
         self._frozen = None if settings.own_projection else weight.to(self._dtype)
         self._trained = [parameter for parameter in self.heads.parameters() if parameter.requires_grad]
@@ -95,7 +106,11 @@ class HeadTrainer:
         """
         settings = self.settings
         per_epoch = math.ceil(len(training) / settings.batch)
-        identity = asdict(settings) | {"positions": len(training), "vocabulary": len(self._vocabulary.weight)}
+        identity = asdict(settings) | {
+            "positions": len(training),
+            "vocabulary": len(self._vocabulary.weight),
+            "init": self._started_from,
+        }
         best_loss, best, stopped = self._resume(identity)
         while not stopped and (epoch := self._step // per_epoch) < settings.epochs:
             started = time.monotonic()

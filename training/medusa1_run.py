@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from medusa_engine.exporter import checkpoint
-from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, write_checkpoint
+from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, load_heads, write_checkpoint
 from medusa_engine.exporter.head_formats import ORIGINAL, VLLM
+from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.training.device import choose_device, choose_dtype
 from medusa_engine.training.features import load_features, shard_paths
@@ -47,6 +49,10 @@ def run(options: argparse.Namespace) -> None:
     model = checkpoint.load_model(source)
     projection = model.get_output_embeddings().weight.detach().clone()
     del model
+    start = None
+    if options.init is not None:
+        start = load_heads(options.init, hidden=projection.shape[1], vocab_size=len(projection))
+        settings = _like_start(options, settings, start)
 
     training = load_features(paths, settings.heads, held_out=False)
     held_out = load_features(paths, settings.heads, held_out=True)
@@ -62,9 +68,12 @@ def run(options: argparse.Namespace) -> None:
         )
     _report(f"{len(training)} training and {len(held_out)} held-out positions")
     token_map = draft_vocabulary(training, options.draft_vocabulary) if options.draft_vocabulary else None
+    if start is not None and start.token_map is not None:
+        token_map, start = start.token_map.numpy(), replace(start, token_map=None)  # the vocabulary applies it
     _make_folder(options)
     log = TrainingLog(options.output, settings.heads, report=_report)
-    weights = HeadTrainer(settings, Vocabulary(projection, token_map), options.output, log).run(training, held_out)
+    trainer = HeadTrainer(settings, Vocabulary(projection, token_map), options.output, log, start=start)
+    weights = trainer.run(training, held_out)
     _report(f"losses and accuracies: {log.plot()}")
     if token_map is not None:
         weights = weights.with_token_map(torch.from_numpy(token_map))
@@ -78,6 +87,7 @@ def run(options: argparse.Namespace) -> None:
     write_json(options.output / "config.json", config, indent=2)
     facts = {
         "settings": asdict(settings) | {"draft_vocabulary": None if token_map is None else len(token_map)},
+        "init": None if start is None else {file.name: file_sha256(file) for file in start.files},
         "positions": {"training": len(training), "held_out": len(held_out)},
         "held_out": log.best_epoch(),
         "data": data,
@@ -85,6 +95,21 @@ def run(options: argparse.Namespace) -> None:
     }
     write_json(options.output / "training.json", facts, indent=2)
     print(options.output)
+
+
+def _like_start(options: argparse.Namespace, settings: TrainSettings, start: HeadWeights) -> TrainSettings:
+    """The settings with the shape of the heads to go on from, which no option may contradict."""
+    shape = {"heads": start.heads, "layers": start.layers, "own_projection": start.projection is not None}
+    for name, value in shape.items():
+        if getattr(options, name) not in (None, value):
+            raise UserError(
+                f"--{name.replace('_', '-')}: {options.init} has {value}", "leave it out: heads keep their shape"
+            )
+    if options.draft_vocabulary is not None:
+        raise UserError("--draft-vocabulary: heads to go on from have their vocabulary", "leave it out")
+    if start.projection is not None and len(start.projection) != start.heads:
+        raise UserError(f"{options.init}: one projection for all heads cannot be trained", "give other heads")
+    return replace(settings, **shape)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from medusa_engine.runtime.errors import UserError
 
 MEDUSA_1, MEDUSA_2, MEDUSA_2_DISTILL = METHODS = ("medusa-1", "medusa-2", "medusa-2-distill")
-_MEDUSA_1_ONLY = ("own_projection", "soft", "draft_vocabulary", "base", "device")
+_MEDUSA_1_ONLY = ("own_projection", "soft", "draft_vocabulary", "init", "base", "device")
 
 
 @dataclass(frozen=True)

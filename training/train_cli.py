@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--soft", type=float, help="share of the target's distribution in the loss; default: 1")
     group.add_argument("--draft-vocabulary", type=int, metavar="N", help="heads choose from the N most frequent tokens")
+    group.add_argument("--init", type=Path, metavar="HEADS", help="go on from these heads; default: new ones")
     group.add_argument("--base", help="name of the base model in the heads' config.json; default: what --model says")
     group.add_argument("--device", help="where training runs; default: cuda where there is one, else cpu")
     medusa2_cli.add_options(parser)
