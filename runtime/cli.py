@@ -142,8 +142,10 @@ def _answer(
         "ignore_eos": options.ignore_eos,
         "stop": options.stop,
         "deadline": None if options.deadline_ms is None else options.deadline_ms / 1000,
+        "speculation": not options.no_speculation,
+        "tree": tree,
     }
-    stream = (session or engine).stream(**asked, speculation=not options.no_speculation, tree=tree)
+    stream = (session or engine).stream(**asked)
     for piece in stream:
         if not options.json:
             # Without a tokenizer the ids are the answer.
@@ -157,7 +159,8 @@ def _answer(
         print(statistics(generation, engine.manifest, speculation=not options.no_speculation), file=sys.stderr)
     same = True
     if options.compare_plain:
-        plain = engine.generate(**asked, speculation=False)
+        plainly: AnswerOptions = {**asked, "speculation": False, "tree": None}
+        plain = engine.generate(**plainly)
         same = plain.token_ids == generation.token_ids
         report["plain"] = {**plain.document(), "same_ids": same}
         if not options.json:
