@@ -172,6 +172,24 @@ def test_forks_go_on_alone_from_what_they_share(own_heads: Exported, rounds_run:
                 assert answer.token_ids == fresh(engine, prompt, 12)
 
 
+def test_a_fork_copies_accepted_rows_from_where_the_tree_had_them(rigged_64: Exported) -> None:
+    engine = rigged_64.engine
+    scattered = False
+    with engine.session() as session:
+        for _ in session.stream(prompt_ids=[0], max_new_tokens=30, tree=SMALL):
+            slot, shared = session._state.slot, session.token_ids
+            rows = slot.pending_rows[: slot.pending_count[0]].tolist()
+            scattered |= rows != list(range(len(rows)))
+            with session.fork() as fork, engine.session() as new:
+                new.generate(prompt_ids=shared, max_new_tokens=1)
+                for name, buffer in fork._state.cache.items():
+                    forked, expected = (
+                        cache.numpy()[:, :, : len(shared)] for cache in (buffer, new._state.cache[name])
+                    )
+                    np.testing.assert_allclose(forked, expected, atol=1e-4)
+    assert scattered, "no round accepted a path other than the first rows"
+
+
 # Closing
 
 

@@ -93,6 +93,17 @@ def test_a_stop_string_wins_over_the_budget_of_the_same_round(lettered: Engine, 
             assert (answer.finish_reason, answer.text, answer.generated_tokens) == expected
 
 
+def test_a_stop_string_in_text_that_comes_at_the_end_only_is_found(
+    lettered: Engine, whole: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lettered.tokenizer is not None
+    tail_stripped = decoders.Sequence([decoders.Fuse(), decoders.Strip("_", 0, 1)])  # may change the last letter
+    monkeypatch.setattr(lettered.tokenizer._backend, "decoder", tail_stripped)
+    text = whole.text or ""
+    answer = lettered.generate(prompt_ids=[0], max_new_tokens=20, stop=text[5:8])
+    assert (answer.text, answer.finish_reason) == (text[:5], "stop")
+
+
 def test_a_stop_string_in_the_prompt_ends_nothing(lettered: Engine, whole: Generation) -> None:
     answer = lettered.generate("abc", max_new_tokens=5, stop="c")
     assert answer.finish_reason == "length" and answer.generated_tokens == 5
