@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +49,39 @@ class DecodeState(Protocol):
         """Commit only the first `count` of the rows the last pass accepted: the answer ends inside it."""
 
 
+class CommittedState(Protocol):
+    """What a pass leaves of the cache: P committed rows, and the packed rows staged behind them that are accepted."""
+
+    @property
+    def past_length(self) -> npt.NDArray[np.int64]:
+        """[1]: P."""
+
+    @property
+    def pending_rows(self) -> npt.NDArray[np.int64]:
+        """[D+1], staged at P + row."""
+
+    @property
+    def pending_count(self) -> npt.NDArray[np.int64]:
+        """[1]: how many of `pending_rows` count."""
+
+
+class SessionState(DecodeState, Protocol):
+    """A `DecodeState` whose cache can be wound back and copied between answers, see `kept_cache.py`."""
+
+    @property
+    def slot(self) -> CommittedState:
+        """What the last pass left; written to between answers."""
+
+    @property
+    def cache(self) -> Mapping[str, Any]:
+        """`key.L` and `value.L` -> a buffer whose `numpy()` is a view of [1, H_kv, S_max, head_dim]."""
+
+
 class Backend(Protocol):
     """The graphs of one engine, shared by its states; safe to use from several threads."""
 
     def load(self, *, speculation: bool) -> None:
         """Load what rounds (or plain steps) need, if it is not loaded yet."""
 
-    def new_state(self) -> DecodeState:
+    def new_state(self) -> SessionState:
         """An empty cache and its buffers; one thread at a time may use it."""

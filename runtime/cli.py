@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from medusa_engine.runtime.answer_options import DEFAULT_MAX_NEW_TOKENS, AnswerOptions, Message
 from medusa_engine.runtime.command_line import add_version, run_command
-from medusa_engine.runtime.engine import DEFAULT_MAX_NEW_TOKENS, Engine, Message
+from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation
+from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.stats import compared, statistics
 from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.text import read_prompt_file
@@ -38,6 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--system", help="system message of the chat")
     parser.add_argument("--max-new-tokens", type=int, default=DEFAULT_MAX_NEW_TOKENS, help="default: %(default)s")
     parser.add_argument("--ignore-eos", action="store_true", help="do not stop at stop tokens")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    parser.add_argument("--deadline-ms", type=float, help="end after the round that takes longer, prompt included")
     parser.add_argument("--tree", type=Path, help="another tree for this run, the engine stays as it is")
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding: no tree, no heads")
     parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
@@ -64,6 +68,8 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError("--system is given without --chat", "add --chat to apply the chat template")
     if options.compare_plain and options.no_speculation:
         raise UserError("--compare-plain and --no-speculation are given together", "drop --no-speculation to compare")
+    if options.compare_plain and options.deadline_ms is not None:
+        raise UserError("--compare-plain and --deadline-ms are given together", "drop one: plain decoding takes longer")
     if options.tree and options.no_speculation:
         raise UserError("--tree and --no-speculation are given together", "drop one: plain decoding has no tree")
     conversation = options.chat and _no_prompt(options) and sys.stdin is not None and sys.stdin.isatty()
@@ -71,7 +77,8 @@ def _run(options: argparse.Namespace) -> None:
     tree = load_tree(options.tree) if options.tree else None
     engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
     if conversation:
-        _converse(engine, options, tree)
+        with engine.session() as session:
+            _converse(engine, session, options, tree)
     elif prompt == "" and options.chat:
         raise UserError("the message is empty", "give the chat at least one word")
     elif isinstance(prompt, str) and options.chat:
@@ -121,15 +128,24 @@ def _system(options: argparse.Namespace) -> list[Message]:
     return [] if options.system is None else [{"role": "system", "content": options.system}]
 
 
-def _answer(engine: Engine, options: argparse.Namespace, tree: Tree | None, prompt_ids: list[int]) -> Generation:
+def _answer(
+    engine: Engine,
+    options: argparse.Namespace,
+    tree: Tree | None,
+    prompt_ids: list[int],
+    session: Session | None = None,
+) -> Generation:
     """Write one answer to standard output, then what the options ask to know about it."""
-    stream = engine.stream(
-        prompt_ids=prompt_ids,
-        max_new_tokens=options.max_new_tokens,
-        ignore_eos=options.ignore_eos,
-        speculation=not options.no_speculation,
-        tree=tree,
-    )
+    asked: AnswerOptions = {
+        "prompt_ids": prompt_ids,
+        "max_new_tokens": options.max_new_tokens,
+        "ignore_eos": options.ignore_eos,
+        "stop": options.stop,
+        "deadline": None if options.deadline_ms is None else options.deadline_ms / 1000,
+        "speculation": not options.no_speculation,
+        "tree": tree,
+    }
+    stream = (session or engine).stream(**asked)
     for piece in stream:
         if not options.json:
             # Without a tokenizer the ids are the answer.
@@ -143,12 +159,8 @@ def _answer(engine: Engine, options: argparse.Namespace, tree: Tree | None, prom
         print(statistics(generation, engine.manifest, speculation=not options.no_speculation), file=sys.stderr)
     same = True
     if options.compare_plain:
-        plain = engine.generate(
-            prompt_ids=prompt_ids,
-            max_new_tokens=options.max_new_tokens,
-            ignore_eos=options.ignore_eos,
-            speculation=False,
-        )
+        plainly: AnswerOptions = {**asked, "speculation": False, "tree": None}
+        plain = engine.generate(**plainly)
         same = plain.token_ids == generation.token_ids
         report["plain"] = {**plain.document(), "same_ids": same}
         if not options.json:
@@ -163,7 +175,7 @@ def _answer(engine: Engine, options: argparse.Namespace, tree: Tree | None, prom
     return generation
 
 
-def _converse(engine: Engine, options: argparse.Namespace, tree: Tree | None) -> None:
+def _converse(engine: Engine, session: Session, options: argparse.Namespace, tree: Tree | None) -> None:
     """Answer line after line until end of input; a turn sees as much of the conversation as the cache holds."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` line editing and history
@@ -179,7 +191,7 @@ def _converse(engine: Engine, options: argparse.Namespace, tree: Tree | None) ->
             continue
         turns.append({"role": "user", "content": line})
         try:
-            generation = _answer(engine, options, tree, _fit(engine, _system(options), turns))
+            generation = _answer(engine, options, tree, _fit(engine, _system(options), turns), session)
         except UserError as error:
             print(f"{error.problem}\n{error.hint}", file=sys.stderr)
             turns.pop()

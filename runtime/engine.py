@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
+from medusa_engine.runtime.answer_options import AnswerOptions, Message
+from medusa_engine.runtime.async_stream import AsyncGenerationStream
 from medusa_engine.runtime.backend import Backend
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation, GenerationStream
@@ -18,21 +23,21 @@ from medusa_engine.runtime.manifest import (
     verify_files,
 )
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
-from medusa_engine.runtime.tree import Tree, load_tree
+from medusa_engine.runtime.tree import load_tree
 
-DEFAULT_MAX_NEW_TOKENS = 256
 MOST_THREADS = 1024
 
-Message = Mapping[str, str]
+_log = logging.getLogger(__name__)
 
 
 class Engine:
-    """An exported model, shared by any number of answers.
+    """An exported model, shared by any number of sessions.
 
     Use `Engine.open`. Answers on several threads are independent: each has its own cache of
-    `limits.cache_bytes` bytes.
+    `limits.cache_bytes` bytes, or that of its `session`. Loggers below `medusa_engine` tell what is done; they are
+    silent unless the program sets their level.
 
     Attributes:
         manifest: what the bundle says of itself.
@@ -50,6 +55,7 @@ class Engine:
             self.tokenizer = Tokenizer.open(folder)
         self.stop_token_ids = frozenset(read_stop_token_ids(folder / GENERATION_NAME))
         self.backend: Backend = OnnxRuntimeBackend(folder, manifest, threads=threads)
+        self._lock = threading.Lock()
         self._unreported_seconds = 0.0  # loading that no answer has been charged with
 
     @classmethod
@@ -76,6 +82,7 @@ class Engine:
         verify_files(folder, manifest, hashes=verify)
         engine = cls(folder, manifest, threads=threads)
         engine._unreported_seconds = time.perf_counter() - started
+        _log.info("%s: opened in %.2f s", folder, engine._unreported_seconds)
         return engine
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
@@ -91,66 +98,36 @@ class Engine:
             )
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.encode_chat(prompt)
 
+    def session(self) -> Session:
+        """A conversation with a cache of its own, which later turns reuse; close it, or use `with`."""
+        return Session(self)
+
     def stream(
-        self,
-        prompt: str | Sequence[Message] | None = None,
-        *,
-        prompt_ids: Sequence[int] | None = None,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        ignore_eos: bool = False,
-        speculation: bool = True,
-        tree: Tree | None = None,
+        self, prompt: str | Sequence[Message] | None = None, **options: Unpack[AnswerOptions]
     ) -> GenerationStream:
-        """Start an answer; iterate over the result for its pieces.
+        """Start an answer in a session of its own; arguments and errors as in `Session.stream`."""
+        return self.session().stream(prompt, **options)
 
-        Args:
-            prompt: text, or a conversation as `{"role": ..., "content": ...}` messages.
-            prompt_ids: token ids instead of `prompt`.
-            max_new_tokens: at most this many tokens.
-            ignore_eos: do not stop at stop tokens.
-            speculation: False decodes plainly, one token per pass, without the heads.
-            tree: another tree than the bundle's, for this answer.
+    def generate(self, prompt: str | Sequence[Message] | None = None, **options: Unpack[AnswerOptions]) -> Generation:
+        """Write a whole answer in a session of its own; arguments and errors as in `Session.stream`."""
+        return self.stream(prompt, **options).generation
 
-        Raises:
-            UserError: the prompt is empty or too long, or the engine cannot run the tree.
+    def astream(
+        self, prompt: str | Sequence[Message] | None = None, **options: Unpack[AnswerOptions]
+    ) -> AsyncGenerationStream:
+        """Start an answer in a session of its own for `async for`; arguments and errors as in `Session.stream`."""
+        return self.session().astream(prompt, **options)
+
+    def load(self, *, speculation: bool) -> float:
+        """Load what rounds (or plain steps) need, if it is not loaded yet: an answer does so by itself.
+
+        Returns:
+            Seconds of loading, of the bundle too, that no call has returned before.
         """
-        if (prompt is None) == (prompt_ids is None):
-            raise UserError("give one of prompt and prompt_ids", "pass the other one as None")
-        self._load(speculation=speculation)
-        load_seconds, self._unreported_seconds = self._unreported_seconds, 0.0
-        ids = list(prompt_ids) if prompt is None else self.encode(prompt)  # type: ignore[arg-type]
-        decoding = Decoding(
-            self.backend.new_state(),
-            self.limits,
-            ids,
-            plan=TreePlan(tree or self.tree, self.limits) if speculation else None,
-            max_new_tokens=max_new_tokens,
-            stop_ids=frozenset() if ignore_eos else self.stop_token_ids,
-        )
-        decoder = self.tokenizer.stream_decoder(prompt_ids=ids) if self.tokenizer else None
-        return GenerationStream(decoding, decoder, prompt_tokens=len(ids), load_seconds=load_seconds)
-
-    def generate(
-        self,
-        prompt: str | Sequence[Message] | None = None,
-        *,
-        prompt_ids: Sequence[int] | None = None,
-        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
-        ignore_eos: bool = False,
-        speculation: bool = True,
-        tree: Tree | None = None,
-    ) -> Generation:
-        """Write a whole answer; arguments and errors as in `stream`."""
-        return self.stream(
-            prompt,
-            prompt_ids=prompt_ids,
-            max_new_tokens=max_new_tokens,
-            ignore_eos=ignore_eos,
-            speculation=speculation,
-            tree=tree,
-        ).generation
-
-    def _load(self, *, speculation: bool) -> None:
-        started = time.perf_counter()
-        self.backend.load(speculation=speculation)
-        self._unreported_seconds += time.perf_counter() - started
+        with self._lock:
+            started = time.perf_counter()
+            self.backend.load(speculation=speculation)
+            seconds = self._unreported_seconds + time.perf_counter() - started
+            self._unreported_seconds = 0.0
+        _log.debug("%s: loaded, speculation %s", self.manifest.name, speculation)
+        return seconds

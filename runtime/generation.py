@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from medusa_engine.runtime.answer_text import AnswerText
 from medusa_engine.runtime.rounds import Decoding
-from medusa_engine.runtime.stream_decoder import StreamDecoder
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,14 @@ class Generation:
     """A finished answer.
 
     Attributes:
-        text: its text without special tokens; None if the bundle has no tokenizer.
-        token_ids: its tokens, a final stop token included.
-        finish_reason: `stop`, `length` or `cache_full`.
+        text: its text without special tokens, up to a stop string; None if the bundle has no tokenizer.
+        token_ids: its tokens, a final stop token or those of a stop string included.
+        finish_reason: `stop`, `length`, `cache_full` or `deadline`; `closed` if the stream was closed before.
         prompt_tokens: tokens of the prompt.
         published_per_round: tokens each round published (G = accepted suffix + 1; the last one may be cut).
         round_seconds: wall time of each round.
         timings: of the whole answer.
+        cached_tokens: of the prompt's tokens, those whose keys and values the session had kept.
     """
 
     text: str | None
@@ -41,6 +45,7 @@ class Generation:
     published_per_round: list[int]
     round_seconds: list[float]
     timings: Timings
+    cached_tokens: int = 0
 
     @property
     def generated_tokens(self) -> int:
@@ -57,6 +62,7 @@ class Generation:
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
             "rounds": self.rounds,
             "published_per_round": self.published_per_round,
@@ -73,30 +79,47 @@ class Piece:
     """What one round added.
 
     Attributes:
-        text: characters that became final; may be empty while a character is incomplete, and always is
-            without a tokenizer.
-        token_ids: the tokens the round published.
+        text: characters that became final; may be empty while a character is incomplete or a stop string may have
+            begun, and always is without a tokenizer.
+        token_ids: the tokens the round published; none in a last piece of text that was held back.
+        seconds: wall time of the round.
     """
 
     text: str
     token_ids: list[int]
+    seconds: float = 0.0
 
 
 class GenerationStream:
-    """Iterates over the pieces of an answer; `generation` is the record once the iteration has ended."""
+    """Iterates over the pieces of an answer; `generation` is the record once the iteration has ended.
+
+    Args:
+        decoding: its rounds.
+        text: of its tokens; None without a tokenizer.
+        prompt_tokens, cached_tokens, load_seconds: for the record.
+    """
 
     def __init__(
-        self, decoding: Decoding, decoder: StreamDecoder | None, *, prompt_tokens: int, load_seconds: float
+        self,
+        decoding: Decoding,
+        text: AnswerText | None,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        load_seconds: float,
     ) -> None:
-        self._decoding = decoding
-        self._decoder = decoder
+        self._decoding: Decoding | None = decoding  # None once the answer has ended: it holds the cache
+        self._text = text
         self._prompt_tokens = prompt_tokens
+        self._cached_tokens = cached_tokens
         self._load_seconds = load_seconds
+        self._started = time.perf_counter()
+        self._sent: list[str] = []
         self._generation: Generation | None = None
-        self._pieces = self._run()
+        self._pieces = self._run(decoding)
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+        return self
 
     def __next__(self) -> Piece:
         return next(self._pieces)
@@ -110,29 +133,54 @@ class GenerationStream:
             raise RuntimeError("the stream was ended by an error before the answer was finished")
         return self._generation
 
-    def _run(self) -> Iterator[Piece]:
-        started = time.perf_counter()
-        text: list[str] = []
-        token_ids: list[int] = []
-        for round_ in self._decoding:
-            token_ids += round_.token_ids
-            text.append(self._decoder.push(round_.token_ids) if self._decoder else "")
-            yield Piece(text[-1], round_.token_ids)
-        rest = self._decoder.finish() if self._decoder else ""
-        if rest:
-            text.append(rest)
-            yield Piece(rest, [])
-        decoding = self._decoding
+    def close(self) -> None:
+        """End the answer here; `generation` then has what was published, with the finish reason `closed`."""
+        if self._decoding is not None:
+            self._pieces.close()
+            self._finish(self._decoding, "closed")
+
+    def _run(self, decoding: Decoding) -> Generator[Piece]:
+        self._started = time.perf_counter()
+        try:
+            for round_ in decoding:
+                text, kept = self._text.push(round_.token_ids) if self._text else ("", len(round_.token_ids))
+                if self._text and self._text.stopped:
+                    decoding.stop(kept)
+                self._sent.append(text)
+                yield Piece(text, round_.token_ids[:kept], round_.seconds)
+            rest = self._text.finish() if self._text else ""
+            if rest:
+                self._sent.append(rest)
+                yield Piece(rest, [])
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._decoding = None
+            raise
+        stopped = self._text is not None and self._text.stopped
+        self._finish(decoding, "stop" if stopped else decoding.finish_reason or "")
+
+    def _finish(self, decoding: Decoding, finish_reason: str) -> None:
+        self._decoding = None
         self._generation = Generation(
-            text="".join(text) if self._decoder else None,
-            token_ids=token_ids,
-            finish_reason=decoding.finish_reason or "",
+            text="".join(self._sent) if self._text else None,
+            token_ids=[token for round_ in decoding.rounds for token in round_.token_ids],
+            finish_reason=finish_reason,
             prompt_tokens=self._prompt_tokens,
             published_per_round=[len(round_.token_ids) for round_ in decoding.rounds],
             round_seconds=[round_.seconds for round_ in decoding.rounds],
             timings=Timings(
                 load=self._load_seconds,
                 prefill=decoding.prefill_seconds,
-                decode=time.perf_counter() - started - decoding.prefill_seconds,
+                decode=time.perf_counter() - self._started - decoding.prefill_seconds,
             ),
+            cached_tokens=self._cached_tokens,
+        )
+        _log.debug(
+            "answer of %d tokens in %d rounds behind %d (%d kept): %s",
+            self._generation.generated_tokens,
+            self._generation.rounds,
+            self._prompt_tokens,
+            self._cached_tokens,
+            finish_reason,
         )

@@ -56,22 +56,27 @@ class Decoding:
 
     Every published token has its key and value in the cache, so an answer has at most
     `max_length - len(prompt_ids)` tokens. A stop token is published; what a round accepted behind it is not.
+    Where several conditions end an answer in one round, `stop` comes before `length`, then `cache_full`, `deadline`.
 
     Args:
-        state: holds nothing yet.
+        state: holds the first `cached_tokens` tokens of the prompt.
         limits: of its engine.
         prompt_ids: at least one token.
         plan: the tree of every round, or None for plain steps.
         max_new_tokens: at most this many tokens are published.
         stop_ids: tokens that end the answer.
+        cached_tokens: less than the prompt has: its last token is run, for the logits behind it.
+        deadline: seconds from the start of the iteration; the pass that crosses it is the last one.
 
     Attributes:
-        finish_reason: `stop`, `length` or `cache_full` once the iteration has ended, None before.
+        finish_reason: `stop`, `length`, `cache_full` or `deadline` once the iteration has ended, None before.
         prefill_seconds: wall time of the prompt.
         rounds: the rounds so far.
+        held: tokens that have their key and value in the cache; none while a pass runs, or after one that failed.
 
     Raises:
-        UserError: the prompt is empty, does not fit the cache, or has a token outside the vocabulary.
+        UserError: the prompt is empty, does not fit the cache, or has a token outside the vocabulary; the budget or
+            the deadline is out of range.
     """
 
     def __init__(
@@ -83,46 +88,73 @@ class Decoding:
         plan: TreePlan | None,
         max_new_tokens: int,
         stop_ids: Set[int],
+        cached_tokens: int = 0,
+        deadline: float | None = None,
     ) -> None:
         _check_prompt(prompt_ids, limits)
         if max_new_tokens < 0:
             raise UserError(f"max_new_tokens is {max_new_tokens}", "give 0 or more")
+        if deadline is not None and not deadline > 0:  # NaN is not
+            raise UserError(f"the deadline is {deadline} s", "give a time above 0")
         self._state = state
         self._limits = limits
         self._prompt = np.array(prompt_ids, dtype=np.int64)
         self._plan = plan
         self._budget = max_new_tokens
         self._stop_ids = stop_ids
+        self._deadline = deadline
+        self._started = 0.0
+        self.held: list[int] = list(prompt_ids[:cached_tokens])
         self.finish_reason: str | None = None
         self.prefill_seconds = 0.0
         self.rounds: list[Round] = []
 
     def __iter__(self) -> Iterator[Round]:
-        length = len(self._prompt)  # tokens that have a cache row
+        self._started = time.perf_counter()
         if self._budget:
             self._prefill()
         while self.finish_reason is None:
             if not self._budget:
                 self.finish_reason = "length"
-            elif length == self._limits.max_length:
+            elif len(self.held) == self._limits.max_length:
                 self.finish_reason = "cache_full"
+            elif self._late():
+                self.finish_reason = "deadline"
             else:
                 started = time.perf_counter()
-                self._launch(self._limits.max_length - length)
+                held, self.held = self.held, []
+                self._launch(self._limits.max_length - len(held))
                 token_ids = self._published()
-                length += len(token_ids)
+                held += token_ids
+                self.held = held
                 self._budget -= len(token_ids)
                 self.rounds.append(Round(token_ids, time.perf_counter() - started))
                 yield self.rounds[-1]
 
+    def stop(self, kept: int) -> None:
+        """End the answer behind the first `kept` tokens, at least one, of the round that was read last."""
+        tokens, seconds = self.rounds[-1]
+        dropped = len(tokens) - kept
+        if dropped:
+            del self.held[-dropped:]
+            self._state.keep_pending(kept)
+            self.rounds[-1] = Round(tokens[:kept], seconds)
+        self.finish_reason = "stop"
+
+    def _late(self) -> bool:
+        return self._deadline is not None and time.perf_counter() - self._started >= self._deadline
+
     def _prefill(self) -> None:
-        started = time.perf_counter()
         next_tree = None if self._plan is None else self._plan.full
-        for start in range(0, len(self._prompt), CHUNK_ROWS):
-            chunk = self._prompt[start : start + CHUNK_ROWS]
-            self._state.prefill(chunk, start, next_tree)
+        begin = end = len(self.held)
+        self.held = []
+        while end < len(self._prompt) and not (end > begin and self._late()):
+            chunk = self._prompt[end : end + CHUNK_ROWS]
+            self._state.prefill(chunk, end, next_tree)
+            end += len(chunk)
         self._state.read()
-        self.prefill_seconds = time.perf_counter() - started
+        self.held = self._prompt[:end].tolist()
+        self.prefill_seconds = time.perf_counter() - self._started
 
     def _launch(self, rows_left: int) -> None:
         if self._plan is None:

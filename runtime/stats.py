@@ -12,8 +12,9 @@ from medusa_engine.runtime.manifest import Manifest
 def statistics(generation: Generation, manifest: Manifest, *, speculation: bool) -> str:
     """Tokens per round, time per round and speed of one answer; of steps if it was decoded plainly."""
     milliseconds = [1000 * seconds for seconds in generation.round_seconds] or [0.0]
+    kept = f", {generation.cached_tokens} of them kept from before" if generation.cached_tokens else ""
     lines = [
-        f"prompt             {generation.prompt_tokens} tokens in {generation.timings.prefill:.2f} s",
+        f"prompt             {generation.prompt_tokens} tokens in {generation.timings.prefill:.2f} s{kept}",
         f"answer             {generation.generated_tokens} tokens in {generation.timings.decode:.2f} s"
         f" ({_per_second(generation):.1f} tokens/s), finish: {generation.finish_reason}",
     ]

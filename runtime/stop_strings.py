@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import shown
+
+LONGEST_STOP_STRING = 1024  # characters: as much text may be held back
 
 
 class StopStrings:
@@ -15,18 +18,23 @@ class StopStrings:
     out never depends on where the pieces were cut.
 
     Args:
-        stop_strings: texts that end the stream; none passes everything through.
+        stop_strings: texts that end the stream, or a single one; none passes everything through.
 
     Raises:
-        UserError: a stop string is empty.
+        UserError: a stop string is empty, no text, or longer than `LONGEST_STOP_STRING`.
     """
 
-    def __init__(self, stop_strings: Sequence[str]) -> None:
-        if "" in stop_strings:
-            raise UserError("stop string '' is empty", "give a stop string of at least one character")
-        self._stop_strings = tuple(stop_strings)
+    def __init__(self, stop_strings: str | Sequence[str]) -> None:
+        self._stop_strings = tuple(stop_strings) if isinstance(stop_strings, (list, tuple)) else (stop_strings,)
+        for stop in self._stop_strings:
+            _check(stop)
         self._held = ""
         self._found: str | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a stop string at all."""
+        return bool(self._stop_strings)
 
     @property
     def found(self) -> str | None:
@@ -61,3 +69,15 @@ class StopStrings:
             if any(stop.startswith(ending) for stop in self._stop_strings):
                 return length
         return 0
+
+
+def _check(stop: object) -> None:
+    if not isinstance(stop, str):
+        raise UserError(f"stop string {shown(stop)} is not text", "give stop strings as text")
+    if not stop:
+        raise UserError("stop string '' is empty", "give a stop string of at least one character")
+    if len(stop) > LONGEST_STOP_STRING:
+        raise UserError(
+            f"stop string {shown(stop)} has {len(stop)} characters",
+            f"give a stop string of at most {LONGEST_STOP_STRING}",
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -72,4 +73,20 @@ def test_message_longer_than_the_cache_is_refused_and_the_conversation_goes_on(c
     assert "the cache holds 64" in terminal.read_until("> ")
     terminal.write("hello\n")
     assert "(cut: length)" in terminal.read_until("> ")
+    assert terminal.close() == 0
+
+
+def test_a_turn_runs_only_what_is_new_in_it(chat_bundle: Path) -> None:
+    terminal = Terminal("--engine", chat_bundle, "--chat", "--max-new-tokens", "4", "--ignore-eos", "--stats")
+    terminal.read_until("> ")
+    kept = []
+    for line in ("hi", "no"):
+        terminal.write(f"{line}\n")
+        shown = terminal.read_until("> ")
+        match = re.search(r"prompt +(\d+) tokens in [\d.]+ s(?:, (\d+) of them kept from before)?", shown)
+        assert match, shown
+        kept.append((int(match[1]), int(match[2] or 0)))
+    (first, first_kept), (second, second_kept) = kept
+    assert first_kept == 0
+    assert first <= second_kept < second
     assert terminal.close() == 0

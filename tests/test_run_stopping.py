@@ -1,0 +1,46 @@
+"""medusa-run --stop and --deadline-ms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_checks import Commands
+
+ASK = ("--prompt", "hello", "--max-new-tokens", "12", "--ignore-eos")
+
+
+def test_stop_texts_end_the_answer_before_them(chat_bundle: Path, commands: Commands) -> None:
+    whole = json.loads(commands.run("--engine", chat_bundle, *ASK, "--json"))
+    stop = whole["text"][3:6]
+    expected = whole["text"][: whole["text"].find(stop)]
+    options = ("--engine", chat_bundle, *ASK, "--stop", "never there", "--stop", stop)
+    answer = json.loads(commands.run(*options, "--json"))
+    assert (answer["text"], answer["finish_reason"]) == (expected, "stop")
+    assert answer["token_ids"] == whole["token_ids"][: answer["generated_tokens"]]
+    assert commands.run(*options) == f"{expected}\n"
+    compared = json.loads(commands.run(*options, "--json", "--compare-plain"))
+    assert compared["plain"]["same_ids"] and compared["plain"]["text"] == expected
+
+
+def test_deadline_ends_the_answer(chat_bundle: Path, commands: Commands) -> None:
+    answer = json.loads(commands.run("--engine", chat_bundle, *ASK, "--json", "--deadline-ms", "0.001"))
+    assert (answer["token_ids"], answer["finish_reason"]) == ([], "deadline")
+    answer = json.loads(commands.run("--engine", chat_bundle, *ASK, "--json", "--deadline-ms", "1e9"))
+    assert answer["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--stop", ""), "stop string"),
+        (("--stop", "x" * 5000), "5000 characters"),
+        (("--deadline-ms", "0"), "deadline"),
+        (("--deadline-ms", "nan"), "deadline"),
+        (("--deadline-ms", "5", "--compare-plain"), "--deadline-ms"),
+    ],
+    ids=["empty", "long", "zero", "nan", "compared"],
+)
+def test_option_out_of_range(options: tuple[str, ...], named: str, chat_bundle: Path, commands: Commands) -> None:
+    commands.run_refuses("--engine", chat_bundle, *ASK, *options, named=[named])
