@@ -6,6 +6,8 @@ must reproduce.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,12 +37,12 @@ def uniforms(seed: int, positions: Ints) -> npt.NDArray[np.float32]:
     first, count = int(positions.min()), int(np.ptp(positions)) + 1
     generator = np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=first)
     words = generator.random_raw(_WORDS * count).reshape(count, _WORDS)[positions - first, 0]  # [R] uint64
-    values = ((words >> np.uint64(64 - _BITS)).astype(np.float64) + 0.5) / 2**_BITS
-    return values.astype(np.float32)
+    values: npt.NDArray[np.float32] = ((words >> np.uint64(64 - _BITS)) + 0.5).astype(np.float32)
+    return values / np.float32(2**_BITS)
 
 
 def processed_probabilities(
-    logits: npt.NDArray[np.floating],
+    logits: npt.NDArray[np.floating[Any]],
     *,
     temperature: float = 1.0,
     top_k: int = 0,
@@ -74,7 +76,7 @@ def processed_probabilities(
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
-def draw(probabilities: Floats, uniform: npt.NDArray[np.floating]) -> Ints:
+def draw(probabilities: Floats, uniform: npt.NDArray[np.floating[Any]]) -> Ints:
     """The first token at which the cumulative probability exceeds the uniform.
 
     Args:
