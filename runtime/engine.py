@@ -18,6 +18,7 @@ from medusa_engine.runtime.manifest import (
     verify_files,
 )
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
+from medusa_engine.runtime.policy import TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
 from medusa_engine.runtime.tree import Tree, load_tree
@@ -100,6 +101,7 @@ class Engine:
         ignore_eos: bool = False,
         speculation: bool = True,
         tree: Tree | None = None,
+        acceptance: AcceptancePolicy | None = None,
     ) -> GenerationStream:
         """Start an answer; iterate over the result for its pieces.
 
@@ -110,17 +112,23 @@ class Engine:
             ignore_eos: do not stop at stop tokens.
             speculation: False decodes plainly, one token per pass, without the heads.
             tree: another tree than the bundle's, for this answer.
+            acceptance: another policy than greedy, one of those the bundle was exported with. `typical` does not
+                preserve the model's distribution.
 
         Raises:
-            UserError: the prompt is empty or too long, or the engine cannot run the tree.
+            UserError: the prompt is empty or too long, or the engine cannot run the tree or the policy.
         """
         if (prompt is None) == (prompt_ids is None):
             raise UserError("give one of prompt and prompt_ids", "pass the other one as None")
-        self._load(speculation=speculation)
+        policy = acceptance or AcceptancePolicy()
+        self._check_policy(policy, speculation=speculation)
+        self._load(speculation=speculation, policy=policy.graph)
         load_seconds, self._unreported_seconds = self._unreported_seconds, 0.0
         ids = list(prompt_ids) if prompt is None else self.encode(prompt)  # type: ignore[arg-type]
+        state = self.backend.new_state()
+        state.use(policy)
         decoding = Decoding(
-            self.backend.new_state(),
+            state,
             self.limits,
             ids,
             plan=TreePlan(tree or self.tree, self.limits) if speculation else None,
@@ -139,6 +147,7 @@ class Engine:
         ignore_eos: bool = False,
         speculation: bool = True,
         tree: Tree | None = None,
+        acceptance: AcceptancePolicy | None = None,
     ) -> Generation:
         """Write a whole answer; arguments and errors as in `stream`."""
         return self.stream(
@@ -148,9 +157,22 @@ class Engine:
             ignore_eos=ignore_eos,
             speculation=speculation,
             tree=tree,
+            acceptance=acceptance,
         ).generation
 
-    def _load(self, *, speculation: bool) -> None:
+    def _check_policy(self, policy: AcceptancePolicy, *, speculation: bool) -> None:
+        if policy.name not in self.manifest.policies:
+            raise UserError(
+                f"{self.manifest.name}: the bundle was exported without --acceptance {policy.name}",
+                f"choose of {', '.join(self.manifest.policies)}, or export the model with --acceptance {policy.name}",
+            )
+        if policy.name == TYPICAL and not speculation:
+            raise UserError(
+                "typical acceptance is chosen without speculation: it judges drafts, and there are none",
+                "choose greedy or sample, or decode with speculation",
+            )
+
+    def _load(self, *, speculation: bool, policy: str) -> None:
         started = time.perf_counter()
-        self.backend.load(speculation=speculation)
+        self.backend.load(speculation=speculation, policy=policy)
         self._unreported_seconds += time.perf_counter() - started
