@@ -10,6 +10,7 @@ from pathlib import Path
 
 from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings
 from medusa_engine.runtime.command_line import add_version, run_command
+from medusa_engine.runtime.policy import POLICIES, TYPICAL_NOTE
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,6 +46,14 @@ def build_parser() -> argparse.ArgumentParser:
         default=ExportSettings.topk,
         help="ranks each head offers; default: %(default)s",
     )
+    parser.add_argument(
+        "--acceptance",
+        type=_names,
+        default=ExportSettings.acceptance,
+        metavar="POLICY,...",
+        help=f"acceptance policies for medusa-run to choose from: {','.join(POLICIES)}; greedy is always there, sample"
+        f" keeps the model's distribution, typical {TYPICAL_NOTE}; default: {','.join(ExportSettings.acceptance)}",
+    )
     parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
     add_version(parser)
     return parser
@@ -53,6 +62,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     return run_command(build_parser(), _run, arguments, extra="export")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 def _run(options: argparse.Namespace) -> None:

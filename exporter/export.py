@@ -24,11 +24,20 @@ from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import GENERATION_NAME, LARGEST_LIMIT, TREE_NAME, Limits, Manifest, file_sha256
+from medusa_engine.runtime.manifest import (
+    GENERATION_NAME,
+    LARGEST_LIMIT,
+    TREE_NAME,
+    Limits,
+    Manifest,
+    file_sha256,
+    graph_names,
+)
+from medusa_engine.runtime.policy import POLICIES
+from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.tree import Tree, check_tree, load_tree
 
 MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
-_GRAPH_FILES = {"round": "round.onnx", "step": "step.onnx"}
 _TOOLS = ("medusa-engine", "torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime")
 
 
@@ -76,20 +85,21 @@ def export(settings: ExportSettings) -> Path:
             checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
             _write_tree(folder / TREE_NAME, tree)
         with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, model):
-            traced = trace_round(Round(model, MedusaHeads(heads, model.get_output_embeddings()), shape))
+            medusa_heads = MedusaHeads(heads, model.get_output_embeddings())
+            traced = trace_round(Round(model, medusa_heads, shape, settings.policies))
         with _stage("fusing and writing graphs and weights"), _traceable(source, model):
             graphs.finish_graph(traced)
             graphs.write_weights(traced, folder)
-            for name, file in _GRAPH_FILES.items():
-                graphs.write_graph(traced, folder / file, shape, step=name == "step")
+            for name in graph_names(settings.policies):
+                graphs.write_graph(traced, folder / _graph_file(name), shape, graph_name=name)
         with _stage("comparing logits with transformers"), _traceable(source, model):
             probe = folder / "check.onnx"
-            graphs.write_graph(traced, probe, shape, step=False, logits=True)
+            graphs.write_graph(traced, probe, shape, graph_name="round", logits=True)
             del traced
             check_logits(model, probe, shape)
             probe.unlink()
         with _stage("writing the manifest"):
-            manifest = _manifest(target.name, limits, source, model, heads, folder)
+            manifest = _manifest(target.name, limits, source, model, heads, folder, settings.policies)
             bundle.write_manifest(folder, manifest)
     return target
 
@@ -104,6 +114,9 @@ def _check_settings(settings: ExportSettings) -> None:
         most = MOST_UNTRAINED_HEADS if option == "--untrained-heads" else LARGEST_LIMIT - 1
         if not 1 <= value <= most:
             raise UserError(f"{option} is {value}", f"give a number from 1 to {most}")
+    for policy in settings.acceptance:
+        if policy not in POLICIES:
+            raise UserError(f"--acceptance: there is no policy {shown(policy)}", f"give some of {','.join(POLICIES)}")
     if settings.heads and settings.untrained_heads:
         raise UserError("--heads and --untrained-heads are given together", "give one of them")
 
@@ -165,8 +178,18 @@ def _write_tree(path: Path, tree: Tree) -> None:
     path.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def _graph_file(name: str) -> str:
+    return f"{name}.onnx"
+
+
 def _manifest(
-    name: str, limits: Limits, source: checkpoint.Source, model: Any, heads: HeadWeights, folder: Path
+    name: str,
+    limits: Limits,
+    source: checkpoint.Source,
+    model: Any,
+    heads: HeadWeights,
+    folder: Path,
+    policies: tuple[str, ...],
 ) -> Manifest:
     return Manifest(
         name=name,
@@ -187,8 +210,9 @@ def _manifest(
             "sha256": {file.name: file_sha256(file) for file in heads.files},
         },
         tools={"opset": OPSET, **{tool: version(tool) for tool in _TOOLS}},
-        graphs=_GRAPH_FILES,
+        graphs={graph: _graph_file(graph) for graph in graph_names(policies)},
         files=bundle.file_facts(folder),
+        policies=policies,
     )
 
 

@@ -32,7 +32,6 @@ PASS_OUTPUTS = (
 )
 LOGITS_OUTPUT = "logits"
 
-_STEP_PREFIX = "step."
 _INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 
 
@@ -64,11 +63,11 @@ def write_weights(model: ir.Model, folder: Path) -> None:
         value.const_value = tensor
 
 
-def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, step: bool, logits: bool = False) -> None:
+def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, graph_name: str, logits: bool = False) -> None:
     """Write the graph that computes one kind of pass and nothing else.
 
     Args:
-        step: the plain step (no tree, no heads) instead of the round.
+        graph_name: as in `manifest.graph_names`: `round`, `step` (no tree, no heads), or one of another policy.
         logits: also output the target logits [R, V].
 
     Raises:
@@ -77,14 +76,11 @@ def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, step: bool, l
     graph_model = model.clone()
     graph = graph_model.graph
     outputs = {value.name: value for value in graph.outputs}
-    prefix = _STEP_PREFIX if step else ""
-    selected = [outputs[prefix + name] for name in PASS_OUTPUTS]
+    selected = [outputs[f"{graph_name}.{name}"] for name in PASS_OUTPUTS]
+    for name, value in zip(PASS_OUTPUTS, selected, strict=True):
+        value.name = name
     selected += [outputs[name] for name in cache_names("present_key", "present_value", shape)]
     selected += [outputs[LOGITS_OUTPUT]] if logits else []
-    for name in PASS_OUTPUTS if step else ():
-        outputs[name].name = f"round.{name}"
-    for value in selected:
-        value.name = (value.name or "").removeprefix(_STEP_PREFIX)
     graph.outputs.clear()
     graph.outputs.extend(selected)
     RemoveUnusedNodesPass()(graph_model)

@@ -6,13 +6,17 @@ The graphs of a bundle are selections of this module's outputs, see `graphs.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from medusa_engine.exporter.acceptance import accept_likely, accept_tokens, paths_of
 from medusa_engine.exporter.cache import StaticCache
 from medusa_engine.exporter.heads import MedusaHeads
+from medusa_engine.exporter.sampling import SamplingInputs, likely_and_threshold, sample
+from medusa_engine.runtime.manifest import graph_name
+from medusa_engine.runtime.policy import GREEDY, SAMPLE, TYPICAL
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,19 @@ class Round(torch.nn.Module):
         model: a transformers causal LM loaded with `attn_implementation=ATTENTION_NAME`.
         heads: its Medusa heads.
         shape: fixed sizes.
+        policies: of acceptance, beside greedy.
     """
 
-    def __init__(self, model: torch.nn.Module, heads: MedusaHeads, shape: RoundShape) -> None:
+    def __init__(
+        self, model: torch.nn.Module, heads: MedusaHeads, shape: RoundShape, policies: Collection[str] = ()
+    ) -> None:
         super().__init__()
         self.model = model
         self.projection = RowProjection(model.get_output_embeddings())
         model.set_output_embeddings(self.projection)
         self.heads = heads
         self.shape = shape
+        self.policies = policies
 
     def forward(
         self,
@@ -84,9 +92,19 @@ class Round(torch.nn.Module):
         pending_rows: torch.Tensor,  # [D+1]
         pending_count: torch.Tensor,  # [1]
         live: torch.Tensor,  # [L]: 0 ... P+G+N-1; carries the number of live rows as a shape
+        uniforms: torch.Tensor,  # [R] fp32
+        temperature: torch.Tensor,  # [1] fp32
+        top_k: torch.Tensor,  # [1]
+        top_p: torch.Tensor,  # [1] fp32
+        min_p: torch.Tensor,  # [1] fp32
+        ranks: torch.Tensor,  # [C]: carries the number of logits to sort as a shape
+        posterior_threshold: torch.Tensor,  # [1] fp32
+        posterior_alpha: torch.Tensor,  # [1] fp32
+        root_drawn: torch.Tensor,  # [1] bool
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
     ) -> dict[str, torch.Tensor]:
+        """Outputs of every graph, under `NAME.output` with the name of the graph; logits and cache under their own."""
         staged = past_length + pending_count  # [1]: cache row of packed row 0
         cache = StaticCache(keys, values, past_length, pending_rows, pending_count, live.shape[0])
         logits, hidden = self.backbone(input_ids, position_ids, tree_mask, logit_rows, live, staged, cache)
@@ -95,37 +113,65 @@ class Round(torch.nn.Module):
         logit_index = torch.zeros(rows, dtype=torch.int64)  # packed row -> its place in logit_rows
         logit_index = logit_index.scatter(0, logit_rows, torch.arange(logit_rows.shape[0]))
         best_token = logits.argmax(dim=-1)  # [R]
-        predicted = best_token.index_select(0, logit_index)  # [N]
+        paths = paths_of(input_ids[0], retrieve_indices)
+        sampling = SamplingInputs(uniforms, temperature, top_k, top_p, min_p, ranks)
 
-        out = self.accept(input_ids[0], predicted, retrieve_indices)
-        winning_row, path_rows, count = out.pop("winning_row"), out.pop("path_rows"), out["accepted_count"]
-        next_position = position_ids[0].index_select(0, winning_row) + 1  # [1]
-        frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
-        candidates = self.propose(predicted.index_select(0, winning_row), frontier)
-        # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
-        next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
-        out |= {
-            "next_input_ids": candidates.index_select(0, tree_indices)[None],
-            "next_position_ids": (next_position + next_depth)[None],
-            # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
-            "next_past_length": next_position - count,
-            "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
-            "next_pending_count": count,
-        }
+        chosen = {GREEDY: best_token}  # policy -> the target's token behind each row with logits, [R]
+        if SAMPLE in self.policies:
+            chosen[SAMPLE] = sample(logits, sampling)
+        accepted, next_root = {}, {}  # policy -> what it accepts, and the root of the next tree [1]
+        for policy, tokens in chosen.items():
+            by_row = tokens.index_select(0, logit_index)  # [N]
+            accepted[policy] = accept_tokens(paths, by_row)
+            next_root[policy] = by_row.index_select(0, accepted[policy]["winning_row"])
+        if TYPICAL in self.policies:
+            probabilities, threshold = likely_and_threshold(
+                logits, best_token, temperature, posterior_threshold, posterior_alpha
+            )
+            parents = paths.by_row(logit_index)[:, :-1]  # [paths, D]
+            edges = parents * probabilities.shape[1] + paths.tokens[:, 1:]
+            likely = probabilities.reshape(-1).index_select(0, edges.reshape(-1)).view_as(edges)
+            accepted[TYPICAL] = accept_likely(paths, likely, threshold.index_select(0, logit_index))
+            row = logit_index.index_select(0, accepted[TYPICAL]["winning_row"])  # [1]
+            drawn = sample(logits.index_select(0, row), sampling.rows(row))
+            next_root[TYPICAL] = torch.where(root_drawn, drawn, best_token.index_select(0, row))
+
+        out = {"logits": logits}
+        for policy, acceptance in accepted.items():
+            winning_row, path_rows, count = (
+                acceptance.pop("winning_row"),
+                acceptance.pop("path_rows"),
+                acceptance["accepted_count"],
+            )
+            next_position = position_ids[0].index_select(0, winning_row) + 1  # [1]
+            frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
+            candidates = self.propose(next_root[policy], frontier)
+            # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
+            next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
+            outputs = acceptance | {
+                "next_input_ids": candidates.index_select(0, tree_indices)[None],
+                "next_position_ids": (next_position + next_depth)[None],
+                # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
+                "next_past_length": next_position - count,
+                "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
+                "next_pending_count": count,
+            }
+            out |= {f"{graph_name('round', policy)}.{name}": value for name, value in outputs.items()}
 
         last_row = logit_rows[-1:]  # [1]
         step_position = position_ids[0].index_select(0, last_row) + 1
         pad = torch.full((self.shape.depth,), -1, dtype=torch.int64)
-        out |= {
-            "step.accepted_tokens": torch.cat([input_ids[0].index_select(0, last_row), pad]),
-            "step.accepted_count": torch.ones(1, dtype=torch.int64),
-            "step.next_input_ids": predicted.index_select(0, last_row)[None],
-            "step.next_position_ids": step_position[None],
-            "step.next_past_length": step_position - 1,
-            "step.next_pending_rows": torch.zeros_like(pending_rows),
-            "step.next_pending_count": torch.ones(1, dtype=torch.int64),
-            "logits": logits,
-        }
+        for policy, tokens in chosen.items():
+            outputs = {
+                "accepted_tokens": torch.cat([input_ids[0].index_select(0, last_row), pad]),
+                "accepted_count": torch.ones(1, dtype=torch.int64),
+                "next_input_ids": tokens[-1:][None],
+                "next_position_ids": step_position[None],
+                "next_past_length": step_position - 1,
+                "next_pending_rows": torch.zeros_like(pending_rows),
+                "next_pending_count": torch.ones(1, dtype=torch.int64),
+            }
+            out |= {f"{graph_name('step', policy)}.{name}": value for name, value in outputs.items()}
         for layer in range(self.shape.layers):
             out[f"present_key.{layer}"] = cache.keys[layer]
             out[f"present_value.{layer}"] = cache.values[layer]
@@ -173,35 +219,6 @@ class Round(torch.nn.Module):
         if getattr(config, "layer_types", None):
             return {"full_attention": full[None, None], "sliding_attention": local[None, None]}
         return local[None, None]
-
-    def accept(
-        self, tokens: torch.Tensor, predicted: torch.Tensor, retrieve_indices: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Greedy acceptance: the longest path whose every token is the argmax of its parent row; ties, first path.
-
-        Args:
-            tokens: [N] packed tokens.
-            predicted: [N] target argmax by packed row.
-            retrieve_indices: [paths, D+1] root-to-leaf rows, -1 = padding.
-        """
-        valid = retrieve_indices >= 0
-        rows = retrieve_indices.clamp(min=0)  # -1 never reaches a gather
-        flat = rows.reshape(-1)
-        path_tokens = tokens.index_select(0, flat).view_as(rows)
-        path_predicted = predicted.index_select(0, flat).view_as(rows)
-        matches = (path_tokens[:, 1:] == path_predicted[:, :-1]) & valid[:, 1:]  # [paths, D]
-        misses = (~matches).to(torch.int32).cumsum(dim=1, dtype=torch.int32)
-        accepted = (misses == 0).to(torch.int32).sum(dim=1, dtype=torch.int32)  # [paths]: a of each path
-        best = accepted.argmax(dim=0, keepdim=True)  # [1]
-        path_rows = rows.index_select(0, best)[0]  # [D+1]
-        count = accepted.index_select(0, best).to(torch.int64) + 1  # [1]: G, root included
-        published = torch.arange(path_rows.shape[0]) < count
-        return {
-            "accepted_tokens": torch.where(published, path_tokens.index_select(0, best)[0], -1),
-            "accepted_count": count,
-            "winning_row": path_rows.index_select(0, count - 1),
-            "path_rows": path_rows,
-        }
 
     def propose(self, root: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Candidate tokens by slot, [1 + K*TOPK]: the next root [1], then each head's top-k of hidden [1, H]."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from medusa_engine.runtime.policy import GREEDY, POLICIES
+
 DEFAULT_MAX_LENGTH = 2048
 
 
@@ -22,6 +24,7 @@ class ExportSettings:
             positions of the model if it has fewer.
         max_tree_nodes: packed rows of the largest tree, root included.
         topk: ranks each head offers.
+        acceptance: policies that are chosen from at run time; greedy is always one.
         force: replace a bundle that exists.
     """
 
@@ -33,4 +36,10 @@ class ExportSettings:
     max_length: int | None = None
     max_tree_nodes: int = 64
     topk: int = 10
+    acceptance: tuple[str, ...] = (GREEDY,)
     force: bool = False
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies exported, greedy first, each once."""
+        return tuple(policy for policy in POLICIES if policy == GREEDY or policy in self.acceptance)

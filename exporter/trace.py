@@ -17,6 +17,8 @@ OPSET = 24
 LIVE_INPUT = "live"
 STATE_INPUTS = ("past_length", "pending_rows", "pending_count")
 TREE_INPUTS = ("input_ids", "position_ids", "tree_mask", "logit_rows", "retrieve_indices", "tree_indices")
+SAMPLING_INPUTS = ("uniforms", "temperature", "top_k", "top_p", "min_p", "ranks")
+TYPICAL_INPUTS = ("posterior_threshold", "posterior_alpha", "root_drawn")
 
 _LARGEST_DIM = 1 << 20
 EXAMPLE_ROWS = 5  # the smallest cache that can be traced has as many
@@ -32,17 +34,19 @@ def trace_round(round_module: Round) -> ir.Model:
     inputs = example_inputs(shape)
     dim = torch.export.Dim
     rows = dim("N", min=2, max=_LARGEST_DIM)
+    logit_rows = dim("R", min=2, max=_LARGEST_DIM)
     dynamic = {
         "input_ids": {1: rows},
         "position_ids": {1: rows},
         "tree_mask": {0: rows, 1: rows},
-        "logit_rows": {0: dim("R", min=2, max=_LARGEST_DIM)},
+        "logit_rows": {0: logit_rows},
         "retrieve_indices": {0: dim("paths", min=2, max=_LARGEST_DIM)},
         "tree_indices": {0: dim("next_N", min=2, max=_LARGEST_DIM)},
         "live": {0: dim("live_rows", min=2, max=shape.cache_rows)},
         "keys": [None] * shape.layers,
         "values": [None] * shape.layers,
-    } | dict.fromkeys(STATE_INPUTS)
+    } | dict.fromkeys((*STATE_INPUTS, *SAMPLING_INPUTS, *TYPICAL_INPUTS))
+    dynamic |= {"uniforms": {0: logit_rows}, "ranks": {0: torch.export.Dim.DYNAMIC}}
     with torch.no_grad(), quiet_export():
         output_names = list(round_module(**inputs))
         program = torch.onnx.export(
@@ -51,7 +55,10 @@ def trace_round(round_module: Round) -> ir.Model:
             dynamo=True,
             opset_version=OPSET,
             verbose=False,
-            input_names=[*TREE_INPUTS, *STATE_INPUTS, LIVE_INPUT, *cache_names("past_key", "past_value", shape)],
+            input_names=[
+                *(*TREE_INPUTS, *STATE_INPUTS, LIVE_INPUT, *SAMPLING_INPUTS, *TYPICAL_INPUTS),
+                *cache_names("past_key", "past_value", shape),
+            ],
             output_names=output_names,
             dynamic_shapes=dynamic,
         )
@@ -80,6 +87,15 @@ def example_inputs(shape: RoundShape) -> dict[str, object]:
         "pending_rows": torch.zeros(shape.depth + 1, dtype=torch.int64),
         "pending_count": torch.tensor([0]),
         "live": torch.arange(n),
+        "uniforms": torch.full((n - 1,), 0.5),
+        "temperature": torch.ones(1),
+        "top_k": torch.tensor([2]),
+        "top_p": torch.ones(1),
+        "min_p": torch.zeros(1),
+        "ranks": torch.arange(2),
+        "posterior_threshold": torch.ones(1),
+        "posterior_alpha": torch.ones(1),
+        "root_drawn": torch.tensor([False]),
         "keys": [torch.zeros(size) for _ in range(shape.layers)],
         "values": [torch.zeros(size) for _ in range(shape.layers)],
     }

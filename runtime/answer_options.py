@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.tree import Tree
 
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -22,3 +23,4 @@ class AnswerOptions(TypedDict, total=False):
     deadline: float | None
     speculation: bool
     tree: Tree | None
+    acceptance: AcceptancePolicy | None

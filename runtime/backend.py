@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from medusa_engine.runtime.policy import GREEDY, AcceptancePolicy
 from medusa_engine.runtime.tree import TreeBuffers
 
 
@@ -25,6 +26,9 @@ class Published(NamedTuple):
 
 class DecodeState(Protocol):
     """Cache and round buffers of one session, whose addresses never change, and the passes that work on them."""
+
+    def use(self, policy: AcceptancePolicy) -> None:
+        """Let the next passes, of prompts too, choose tokens by `policy`; greedy until then."""
 
     @property
     def rows_ready(self) -> int:
@@ -80,8 +84,8 @@ class SessionState(DecodeState, Protocol):
 class Backend(Protocol):
     """The graphs of one engine, shared by its states; safe to use from several threads."""
 
-    def load(self, *, speculation: bool) -> None:
-        """Load what rounds (or plain steps) need, if it is not loaded yet."""
+    def load(self, *, speculation: bool, policy: str = GREEDY) -> None:
+        """Load what rounds (or plain steps) of an acceptance policy need, if it is not loaded yet."""
 
     def new_state(self) -> SessionState:
         """An empty cache and its buffers; one thread at a time may use it."""

@@ -15,6 +15,8 @@ from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation
+from medusa_engine.runtime.policy import TYPICAL, TYPICAL_NOTE, AcceptancePolicy
+from medusa_engine.runtime.policy_options import add_policy_options, policy_of
 from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.stats import compared, statistics
 from medusa_engine.runtime.strict_json import shown
@@ -25,7 +27,8 @@ from medusa_engine.runtime.tree import Tree, load_tree
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="medusa-run",
-        description="Answer a prompt with an exported engine; greedy, token for token what plain decoding gives.",
+        description="Answer a prompt with an exported engine; greedy, token for token what plain decoding gives, unless"
+        " --acceptance says otherwise.",
     )
     parser.add_argument("--engine", required=True, type=Path, help="bundle folder written by medusa-export")
     prompt = parser.add_mutually_exclusive_group()
@@ -46,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding: no tree, no heads")
     parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
     parser.add_argument("--no-verify", action="store_true", help="do not hash the bundle's files before the run")
+    add_policy_options(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     output.add_argument("--stats", action="store_true", help="print tokens and time per round to stderr")
@@ -72,21 +76,27 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError("--compare-plain and --deadline-ms are given together", "drop one: plain decoding takes longer")
     if options.tree and options.no_speculation:
         raise UserError("--tree and --no-speculation are given together", "drop one: plain decoding has no tree")
+    policy = policy_of(options)
+    if options.compare_plain and policy.name == TYPICAL:
+        raise UserError(
+            f"--compare-plain is given with --acceptance {TYPICAL}, which {TYPICAL_NOTE}",
+            "drop it: plain decoding gives other ids",
+        )
     conversation = options.chat and _no_prompt(options) and sys.stdin is not None and sys.stdin.isatty()
     prompt = None if conversation else _prompt(options)  # read before the engine is loaded
     tree = load_tree(options.tree) if options.tree else None
     engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
     if conversation:
         with engine.session() as session:
-            _converse(engine, session, options, tree)
+            _converse(engine, session, options, tree, policy)
     elif prompt == "" and options.chat:
         raise UserError("the message is empty", "give the chat at least one word")
     elif isinstance(prompt, str) and options.chat:
-        _answer(engine, options, tree, engine.encode([*_system(options), {"role": "user", "content": prompt}]))
+        _answer(engine, options, tree, policy, engine.encode([*_system(options), {"role": "user", "content": prompt}]))
     elif isinstance(prompt, str):
-        _answer(engine, options, tree, engine.encode(prompt))
+        _answer(engine, options, tree, policy, engine.encode(prompt))
     elif prompt is not None:
-        _answer(engine, options, tree, prompt)
+        _answer(engine, options, tree, policy, prompt)
 
 
 def _no_prompt(options: argparse.Namespace) -> bool:
@@ -132,6 +142,7 @@ def _answer(
     engine: Engine,
     options: argparse.Namespace,
     tree: Tree | None,
+    policy: AcceptancePolicy,
     prompt_ids: list[int],
     session: Session | None = None,
 ) -> Generation:
@@ -144,6 +155,7 @@ def _answer(
         "deadline": None if options.deadline_ms is None else options.deadline_ms / 1000,
         "speculation": not options.no_speculation,
         "tree": tree,
+        "acceptance": policy,
     }
     stream = (session or engine).stream(**asked)
     for piece in stream:
@@ -152,11 +164,12 @@ def _answer(
             text = piece.text if engine.tokenizer else "".join(f"{token} " for token in piece.token_ids)
             print(text, end="", flush=True)
     generation = stream.generation
-    report = generation.document()
+    report = {**generation.document(), "acceptance": policy.document()}
     if not options.json:
         print(flush=True)
     if options.stats:
-        print(statistics(generation, engine.manifest, speculation=not options.no_speculation), file=sys.stderr)
+        speculation = not options.no_speculation
+        print(statistics(generation, engine.manifest, speculation=speculation, acceptance=policy), file=sys.stderr)
     same = True
     if options.compare_plain:
         plainly: AnswerOptions = {**asked, "speculation": False, "tree": None}
@@ -175,7 +188,9 @@ def _answer(
     return generation
 
 
-def _converse(engine: Engine, session: Session, options: argparse.Namespace, tree: Tree | None) -> None:
+def _converse(
+    engine: Engine, session: Session, options: argparse.Namespace, tree: Tree | None, policy: AcceptancePolicy
+) -> None:
     """Answer line after line until end of input; a turn sees as much of the conversation as the cache holds."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` line editing and history
@@ -191,7 +206,7 @@ def _converse(engine: Engine, session: Session, options: argparse.Namespace, tre
             continue
         turns.append({"role": "user", "content": line})
         try:
-            generation = _answer(engine, options, tree, _fit(engine, _system(options), turns), session)
+            generation = _answer(engine, options, tree, policy, _fit(engine, _system(options), turns), session)
         except UserError as error:
             print(f"{error.problem}\n{error.hint}", file=sys.stderr)
             turns.pop()

@@ -23,6 +23,7 @@ from medusa_engine.runtime.manifest import (
     verify_files,
 )
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
+from medusa_engine.runtime.policy import GREEDY, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
 from medusa_engine.runtime.tree import load_tree
@@ -118,16 +119,33 @@ class Engine:
         """Start an answer in a session of its own for `async for`; arguments and errors as in `Session.stream`."""
         return self.session().astream(prompt, **options)
 
-    def load(self, *, speculation: bool) -> float:
-        """Load what rounds (or plain steps) need, if it is not loaded yet: an answer does so by itself.
+    def load(self, *, speculation: bool, policy: str = GREEDY) -> float:
+        """Load what rounds (or plain steps) of a policy need, if it is not loaded yet: an answer does so by itself.
 
         Returns:
             Seconds of loading, of the bundle too, that no call has returned before.
         """
         with self._lock:
             started = time.perf_counter()
-            self.backend.load(speculation=speculation)
+            self.backend.load(speculation=speculation, policy=policy)
             seconds = self._unreported_seconds + time.perf_counter() - started
             self._unreported_seconds = 0.0
         _log.debug("%s: loaded, speculation %s", self.manifest.name, speculation)
         return seconds
+
+    def check_policy(self, policy: AcceptancePolicy, *, speculation: bool) -> None:
+        """Refuse what this bundle cannot do.
+
+        Raises:
+            UserError: the policy was not exported, or does not go with plain decoding.
+        """
+        if policy.name not in self.manifest.policies:
+            raise UserError(
+                f"{self.manifest.name}: the bundle was exported without --acceptance {policy.name}",
+                f"choose of {', '.join(self.manifest.policies)}, or export the model with --acceptance {policy.name}",
+            )
+        if policy.name == TYPICAL and not speculation:
+            raise UserError(
+                "typical acceptance is chosen without speculation: it judges drafts, and there are none",
+                "choose greedy or sample, or decode with speculation",
+            )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL
 from medusa_engine.runtime.strict_json import read_json, shown
 
 FORMAT = "medusa-bundle"
@@ -18,7 +19,7 @@ MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.bin"
 TREE_NAME = "tree.json"
 GENERATION_NAME = "generation_config.json"
-GRAPHS = ("round", "step")
+KINDS = ("round", "step")
 LARGEST_LIMIT = 1 << 31  # every size is below
 
 MAX_MANIFEST_BYTES = 1 << 20
@@ -72,6 +73,7 @@ class Manifest:
         model, heads, tools: provenance: sources, hashes, versions.
         graphs: graph name -> file name.
         files: file name -> {"bytes": int, "sha256": hex} of every other file of the bundle.
+        policies: acceptance policies that have graphs; bundles from before there were others have greedy alone.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Manifest:
     tools: Mapping[str, Any]
     graphs: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]]
+    policies: tuple[str, ...] = (GREEDY,)
 
     @property
     def heads_trained(self) -> bool:
@@ -91,6 +94,16 @@ class Manifest:
         """The JSON form, format, version and its own sha256 included."""
         document = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
         return document | {"sha256": document_sha256(document)}
+
+
+def graph_name(kind: str, policy: str) -> str:
+    """Name of the graph of a "round" or "step" under an acceptance policy."""
+    return kind if policy == GREEDY else f"{kind}.{policy}"
+
+
+def graph_names(policies: Iterable[str]) -> list[str]:
+    """Names of all graphs of a bundle with these policies; plain steps accept nothing, so `typical` has none."""
+    return [graph_name(kind, policy) for policy in policies for kind in KINDS if (kind, policy) != ("step", TYPICAL)]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -124,7 +137,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise UserError(f'{path}: "{name}" is {shown(document.get(name))}', _EXPORT_HINT)
         return document[name]
 
-    graphs = _graphs(field_of("graphs", dict), path)
+    policies = _policies(field_of("policies", list), path) if "policies" in document else (GREEDY,)
+    graphs = _graphs(field_of("graphs", dict), policies, path)
     files = _files(field_of("files", dict), path)
     for name in (*graphs.values(), WEIGHTS_NAME, TREE_NAME, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
@@ -138,6 +152,7 @@ def read_manifest(folder: Path) -> Manifest:
         tools=field_of("tools", dict),
         graphs=graphs,
         files=files,
+        policies=policies,
     )
 
 
@@ -192,8 +207,14 @@ def _limits(values: Mapping[str, Any], path: Path) -> Limits:
     return limits
 
 
-def _graphs(values: Mapping[str, Any], path: Path) -> dict[str, str]:
-    for name in GRAPHS:
+def _policies(values: list[Any], path: Path) -> tuple[str, ...]:
+    if GREEDY not in values or not all(value in POLICIES for value in values):
+        raise UserError(f'{path}: "policies" is {shown(values)}', _EXPORT_HINT)
+    return tuple(values)
+
+
+def _graphs(values: Mapping[str, Any], policies: Iterable[str], path: Path) -> dict[str, str]:
+    for name in graph_names(policies):
         if not isinstance(values.get(name), str):
             raise UserError(f'{path}: "graphs.{name}" is {shown(values.get(name))}', _EXPORT_HINT)
         _check_plain_name(values[name], path)

@@ -13,7 +13,10 @@ import onnxruntime as ort
 
 from medusa_engine.runtime.backend import Published
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import Limits, Manifest
+from medusa_engine.runtime.manifest import Limits, Manifest, graph_name
+from medusa_engine.runtime.policy import GREEDY, AcceptancePolicy
+from medusa_engine.runtime.policy_inputs import constant_inputs
+from medusa_engine.runtime.sampling import uniforms
 from medusa_engine.runtime.tree import TreeBuffers
 
 Int64Array = npt.NDArray[np.int64]
@@ -43,13 +46,13 @@ class OnnxRuntimeBackend:
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._lock = threading.Lock()
 
-    def load(self, *, speculation: bool) -> None:
-        """Load the round or the step graph.
+    def load(self, *, speculation: bool, policy: str = GREEDY) -> None:
+        """Load the round or the step graph of an acceptance policy, one of the manifest's.
 
         Raises:
             UserError: ONNX Runtime refuses the file.
         """
-        self.session("round" if speculation else "step")
+        self.session(graph_name("round" if speculation else "step", policy))
 
     def new_state(self) -> OnnxRuntimeState:
         """An empty cache of `limits.cache_bytes` bytes; the system gives memory as rows are written."""
@@ -114,6 +117,11 @@ class OnnxRuntimeState:
         self._rows_ready = 0
         self._bindings: dict[str, ort.IOBinding] = {}
         self.cache = _allocate_cache(limits)
+        self.use(AcceptancePolicy())
+
+    def use(self, policy: AcceptancePolicy) -> None:
+        self._policy = policy
+        self._policy_inputs = constant_inputs(policy, self._backend.limits.vocab_size)
 
     @property
     def slot(self) -> Slot:
@@ -171,7 +179,8 @@ class OnnxRuntimeState:
         inputs["tree_indices"] = next_tree.tree_indices
         self._run("round", inputs, next_rows=len(next_tree.tree_indices))
 
-    def _run(self, graph: str, inputs: dict[str, npt.NDArray[Any]], *, next_rows: int) -> None:
+    def _run(self, kind: str, inputs: dict[str, npt.NDArray[Any]], *, next_rows: int) -> None:
+        graph = graph_name(kind, self._policy.graph)
         session = self._backend.session(graph)
         if graph not in self._bindings:
             self._bindings[graph] = session.io_binding()
@@ -183,6 +192,9 @@ class OnnxRuntimeState:
         inputs["past_length"] = before.past_length
         inputs["pending_rows"] = before.pending_rows
         inputs["pending_count"] = before.pending_count
+        if self._policy_inputs:
+            inputs |= self._policy_inputs
+            inputs["uniforms"] = uniforms(self._policy.seed, inputs["position_ids"][0, inputs["logit_rows"]])  # [R]
         outputs = {
             "accepted_tokens": after.accepted_tokens,
             "accepted_count": after.accepted_count,

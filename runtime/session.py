@@ -14,6 +14,7 @@ from medusa_engine.runtime.backend import SessionState
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.kept_cache import copy_cache, shared_length, wind_back
+from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.stop_strings import StopStrings
 from medusa_engine.runtime.tree import Tree
@@ -65,6 +66,7 @@ class Session:
         deadline: float | None = None,
         speculation: bool = True,
         tree: Tree | None = None,
+        acceptance: AcceptancePolicy | None = None,
     ) -> GenerationStream:
         """Start an answer; iterate over the result for its pieces.
 
@@ -78,14 +80,18 @@ class Session:
             deadline: seconds from the first pass; the answer ends after the pass that crosses it.
             speculation: False decodes plainly, one token per pass, without the heads.
             tree: another tree than the bundle's, for this answer.
+            acceptance: another policy than greedy, one of those the bundle was exported with. `typical` does not
+                preserve the model's distribution.
 
         Raises:
             UserError: the session is closed, the prompt is empty or too long, an option is out of range, or the
-                engine cannot run the tree. The session is then as it was before.
+                engine cannot run the tree or the policy. The session is then as it was before.
         """
         state, engine = self._state, self._engine
         if (prompt is None) == (prompt_ids is None):
             raise UserError("give one of prompt and prompt_ids", "pass the other one as None")
+        policy = acceptance or AcceptancePolicy()
+        engine.check_policy(policy, speculation=speculation)
         ids = list(prompt_ids or []) if prompt is None else engine.encode(prompt)
         text = self._answer_text(ids, StopStrings(stop))
         cached_tokens = shared_length(self._held, ids)
@@ -99,10 +105,11 @@ class Session:
             cached_tokens=cached_tokens,
             deadline=deadline,
         )
-        load_seconds = engine.load(speculation=speculation)
+        load_seconds = engine.load(speculation=speculation, policy=policy.graph)
         if self._stream is not None:
             self._stream.close()
         wind_back(state, cached_tokens)
+        state.use(policy)
         self._decoding = decoding
         self._stream = GenerationStream(
             decoding, text, prompt_tokens=len(ids), cached_tokens=cached_tokens, load_seconds=load_seconds

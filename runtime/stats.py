@@ -7,9 +7,10 @@ from statistics import median
 
 from medusa_engine.runtime.generation import Generation
 from medusa_engine.runtime.manifest import Manifest
+from medusa_engine.runtime.policy import GREEDY, AcceptancePolicy
 
 
-def statistics(generation: Generation, manifest: Manifest, *, speculation: bool) -> str:
+def statistics(generation: Generation, manifest: Manifest, *, speculation: bool, acceptance: AcceptancePolicy) -> str:
     """Tokens per round, time per round and speed of one answer; of steps if it was decoded plainly."""
     milliseconds = [1000 * seconds for seconds in generation.round_seconds] or [0.0]
     kept = f", {generation.cached_tokens} of them kept from before" if generation.cached_tokens else ""
@@ -24,6 +25,8 @@ def statistics(generation: Generation, manifest: Manifest, *, speculation: bool)
         mean = generation.generated_tokens / max(generation.rounds, 1)
         lines.insert(0, f"heads              {manifest.limits.heads}{heads}")
         lines.append(f"tokens per round   {mean:.2f} over {generation.rounds} rounds ({histogram or 'none'})")
+    if acceptance.name != GREEDY:
+        lines.append(f"acceptance         {acceptance}")
     unit = "round" if speculation else "step "
     spread = f"({min(milliseconds):.1f} to {max(milliseconds):.1f})"
     lines.append(f"time per {unit}     {median(milliseconds):.1f} ms median {spread}")

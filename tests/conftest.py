@@ -49,13 +49,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def own_heads(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """Untied LM projection; three random heads of two residual blocks with projections of their own."""
+    """Untied LM projection; three random heads of two residual blocks with projections of their own; every policy."""
     from tiny_models import export, random_heads, random_llama
 
     folder = tmp_path_factory.mktemp("own_heads")
     random_llama(folder, tied=False, seed=1)
     random_heads(folder, heads=3, layers=2, own_projection=True, scale=0.3, seed=2)
-    options = ("--max-length", "600", "--top-k", "5", "--max-tree-nodes", "24")
+    options = ("--max-length", "600", "--top-k", "5", "--max-tree-nodes", "24", "--acceptance", "sample,typical")
     return export(folder, folder / "bundle", *options)
 
 

@@ -13,7 +13,8 @@ import onnxruntime as ort
 from onnx import helper
 
 from medusa_engine.exporter.graphs import LOGITS_OUTPUT
-from medusa_engine.runtime.manifest import Limits, read_manifest
+from medusa_engine.runtime.manifest import Limits, graph_name, read_manifest
+from medusa_engine.runtime.policy import GREEDY
 from medusa_engine.runtime.tree import TreeBuffers
 
 HIDDEN = "hidden"
@@ -41,11 +42,12 @@ class RoundProbe:
     Args:
         folder: the bundle.
         given_logits: take `logits` as an input instead of computing them, so that a test chooses the predictions.
+        policy: of acceptance.
     """
 
-    def __init__(self, folder: Path, *, given_logits: bool = False) -> None:
+    def __init__(self, folder: Path, *, given_logits: bool = False, policy: str = GREEDY) -> None:
         self.limits: Limits = read_manifest(folder).limits
-        model = onnx.load(folder / "round.onnx", load_external_data=False)
+        model = onnx.load(folder / f"{graph_name('round', policy)}.onnx", load_external_data=False)
         graph = model.graph
         float_ = onnx.TensorProto.FLOAT
         hidden = [node for node in graph.node if node.op_type == "RMSNormalization"][-1].output[0]

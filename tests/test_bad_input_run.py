@@ -185,3 +185,24 @@ def test_process_ends_in_two_lines_too(bundle: Path) -> None:
     ended = subprocess.run([*RUN, "--engine", bundle, *ASK], capture_output=True, text=True, check=False)
     check_refused(ended.returncode, ended.stderr, "medusa-run", bundle / "weights.bin", "changed")
     assert ended.stdout == ""
+
+
+# Acceptance policies
+
+
+def test_bundle_from_before_there_were_policies_is_greedy(bundle: Path, commands: Commands) -> None:
+    edit_manifest(bundle, lambda document: document.pop("policies"))
+    answer = json.loads(commands.run("--engine", bundle, *ASK, "--json"))
+    assert answer["acceptance"]["policy"] == "greedy"
+    commands.run_refuses("--engine", bundle, *ASK, "--acceptance", "sample", named=["--acceptance sample"])
+
+
+@pytest.mark.parametrize("policies", [[], ["sample"], ["greedy", "best"], "greedy", ["greedy", 1]])
+def test_policies_that_no_runtime_knows(policies: object, bundle: Path, commands: Commands) -> None:
+    edit_manifest(bundle, lambda document: document.update(policies=policies))
+    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", '"policies"'])
+
+
+def test_policy_without_its_graphs(bundle: Path, commands: Commands) -> None:
+    edit_manifest(bundle, lambda document: document.update(policies=["greedy", "sample"]))
+    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "graphs.round.sample"])

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tiny_models import Exported
 from tree_strategies import trees
 
+from medusa_engine.exporter.acceptance import accept_tokens, paths_of
 from medusa_engine.exporter.heads import HeadWeights
-from medusa_engine.exporter.round import Round
 from medusa_engine.runtime.accept import Acceptance, accept_greedy
 from medusa_engine.runtime.tree import Tree, TreeBuffers, compile_tree, parse_tree
 
@@ -105,7 +105,7 @@ def test_the_round_in_torch_accepts_what_the_reference_accepts(case: Case) -> No
     tokens, predicted, retrieve = (
         torch.tensor(array) for array in (case.tokens, case.predicted, case.buffers.retrieve_indices)
     )
-    out = Round.accept(None, tokens, predicted, retrieve)  # type: ignore[arg-type] # it uses no attribute
+    out = accept_tokens(paths_of(tokens, retrieve), predicted)
     count = expected.published_count
     assert out["accepted_count"].tolist() == [count]
     assert out["accepted_tokens"].tolist() == [*expected.published_tokens, *[-1] * (len(out["path_rows"]) - count)]

@@ -1,0 +1,113 @@
+"""What a user chooses of acceptance: the policy and its parameters, checked where they enter."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from medusa_engine.runtime.errors import UserError
+
+GREEDY, SAMPLE, TYPICAL = "greedy", "sample", "typical"
+POLICIES = (GREEDY, SAMPLE, TYPICAL)
+ROOTS = ("argmax", "drawn")
+TYPICAL_NOTE = "does not preserve the model's distribution"
+
+_LEAST_TEMPERATURE = 1e-5  # below, differences of logits leave the range of fp32
+_MOST_TEMPERATURE = 100.0
+_SEEDS = 1 << 64
+_MOST_TOP_K = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class AcceptancePolicy:
+    """How a round accepts, and how its tokens are chosen.
+
+    `greedy` writes the target's argmax. `sample` draws every token from the target's processed distribution, as plain
+    sampling does. `typical` accepts drafts that the target finds likely enough: a quality heuristic, which does not
+    preserve the model's distribution.
+
+    Attributes:
+        name: one of POLICIES.
+        temperature: divides the logits; 0 is greedy.
+        top_k: only the k largest logits count; 0 for all. Equal logits at the edge all count.
+        top_p: of what is left only the fewest tokens of together at least this probability count; 1 for all.
+        min_p: of what is left only tokens of at least this fraction of the largest probability count; 0 for all.
+        seed: of every draw; drawn itself if it is not given.
+        posterior_threshold: epsilon of `typical`, the largest probability that it ever asks of a draft.
+        posterior_alpha: alpha of `typical`: it asks for less than epsilon where alpha * exp(-entropy) is less.
+        typical_root: the token behind the accepted ones under `typical`: the target's `argmax`, or `drawn` as `sample`
+            does. top_k, top_p, min_p and seed concern that draw alone.
+
+    Raises:
+        UserError: an unknown policy, or a parameter out of range; names it.
+    """
+
+    name: str = GREEDY
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = field(default_factory=lambda: secrets.randbits(32))
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+    typical_root: str = ROOTS[0]
+
+    def __post_init__(self) -> None:
+        if self.name not in POLICIES:
+            raise UserError(f"acceptance is {self.name!r}", f"give one of {', '.join(POLICIES)}")
+        if self.typical_root not in ROOTS:
+            raise UserError(f"typical_root is {self.typical_root!r}", f"give one of {', '.join(ROOTS)}")
+        for name, least, most in (("top_k", 0, _MOST_TOP_K), ("seed", 0, _SEEDS - 1)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise UserError(f"{name} is {value!r}", f"give a whole number from {least} to {most}")
+        self._check(
+            "temperature",
+            self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature <= _MOST_TEMPERATURE,
+            f"give 0, which is greedy, or {_LEAST_TEMPERATURE} to {_MOST_TEMPERATURE:g}",
+        )
+        self._check("top_p", 0 < self.top_p <= 1, "give a probability above 0, up to 1, which is off")
+        self._check("min_p", 0 <= self.min_p <= 1, "give a fraction from 0, which is off, to 1")
+        self._check("posterior_threshold", 0 <= self.posterior_threshold <= 1, "give a probability from 0 to 1")
+        self._check("posterior_alpha", 0 <= self.posterior_alpha < math.inf, "give a number from 0")
+
+    def _check(self, name: str, right: bool, hint: str) -> None:
+        if not right:  # NaN is never right: it compares with nothing
+            raise UserError(f"{name} is {getattr(self, name)!r}", hint)
+
+    @property
+    def graph(self) -> str:
+        """The policy whose graphs run it: greedy where one token has all the probability."""
+        if self.temperature == 0 or (self.name == SAMPLE and self.top_k == 1):
+            return GREEDY
+        return self.name
+
+    @property
+    def exact(self) -> bool:
+        """Whether answers are those of plain decoding: the same tokens, or tokens of the same distribution."""
+        return self.name != TYPICAL
+
+    @property
+    def draws(self) -> bool:
+        """Whether the seed matters."""
+        return self.graph == SAMPLE or (self.graph == TYPICAL and self.typical_root == "drawn")
+
+    def document(self) -> dict[str, Any]:
+        """The JSON form: every parameter that had an effect, and whether the distribution is preserved."""
+        used = {"name"}
+        if self.name != GREEDY:
+            used |= {"temperature"}
+        if self.draws:
+            used |= {"top_k", "top_p", "min_p", "seed"}
+        if self.name == TYPICAL:
+            used |= {"posterior_threshold", "posterior_alpha", "typical_root"}
+        chosen = {field.name: getattr(self, field.name) for field in fields(self) if field.name in used}
+        return {"policy": chosen.pop("name"), **chosen, "preserves_distribution": self.exact}
+
+    def __str__(self) -> str:
+        document = self.document()
+        name, exact = document.pop("policy"), document.pop("preserves_distribution")
+        text = ", ".join((name, *(f"{key} {value}" for key, value in document.items())))
+        return text if exact else f"{text}; {TYPICAL_NOTE}"

@@ -1,0 +1,61 @@
+"""The options of a command that choose the acceptance policy and its parameters."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.policy import GREEDY, POLICIES, ROOTS, SAMPLE, TYPICAL, TYPICAL_NOTE, AcceptancePolicy
+
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed")
+_PARAMETERS: dict[str, tuple[str, ...]] = {  # policy -> what it takes
+    GREEDY: (),
+    SAMPLE: _DRAWS,
+    TYPICAL: (*_DRAWS, "posterior_threshold", "posterior_alpha", "typical_root"),
+}
+
+
+def add_policy_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--acceptance` and the parameters; `policy_of` reads them."""
+    group = parser.add_argument_group("acceptance")
+    group.add_argument(
+        "--acceptance",
+        default=AcceptancePolicy.name,
+        metavar="POLICY",
+        help="greedy: the tokens of plain greedy decoding; sample: tokens drawn from the model's own distribution;"
+        f" typical: likely drafts are accepted, which {TYPICAL_NOTE}. One that the bundle was exported with;"
+        " default: %(default)s",
+    )
+    default = AcceptancePolicy
+    options: tuple[tuple[str, Callable[[str], object], str], ...] = (
+        ("--temperature", float, f"0 is greedy; default: {default.temperature:g}"),
+        ("--top-k", int, f"only the K likeliest tokens, 0 for all; default: {default.top_k}"),
+        ("--top-p", float, f"only the likeliest tokens of together this probability; default: {default.top_p:g}"),
+        ("--min-p", float, f"only tokens of this fraction of the largest probability; default: {default.min_p:g}"),
+        ("--seed", int, "of the draws: the same seed gives the same answer; default: another one each time"),
+        ("--posterior-threshold", float, f"epsilon of typical; default: {default.posterior_threshold:g}"),
+        ("--posterior-alpha", float, f"alpha of typical; default: {default.posterior_alpha:g}"),
+        ("--typical-root", str, f"the token behind the accepted ones: {' or '.join(ROOTS)}; default: {ROOTS[0]}"),
+    )
+    for option, kind, text in options:
+        group.add_argument(option, type=kind, help=text)
+
+
+def policy_of(options: argparse.Namespace) -> AcceptancePolicy:
+    """The policy that the options choose.
+
+    Raises:
+        UserError: an unknown policy, a parameter that it does not take, or one out of range.
+    """
+    parameters = {name: getattr(options, name) for name in _PARAMETERS[TYPICAL]}
+    given = {name: value for name, value in parameters.items() if value is not None}
+    policy = AcceptancePolicy(options.acceptance, **given)
+    for name in given:
+        if name not in _PARAMETERS[policy.name]:
+            takers = [taker for taker in POLICIES if name in _PARAMETERS[taker]]
+            raise UserError(
+                f"--{name.replace('_', '-')} is given, but --acceptance {policy.name} has no such parameter",
+                f"drop it, or give --acceptance {' or '.join(takers)}",
+            )
+    return policy

@@ -1,0 +1,82 @@
+"""Parameters of acceptance are checked where they enter, and reach the graph as the contract says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.policy import AcceptancePolicy
+from medusa_engine.runtime.policy_inputs import constant_inputs
+from medusa_engine.runtime.policy_options import add_policy_options, policy_of
+
+CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "sampling" / "cases.json").read_text())
+ERRORS = [case["params"] for case in CASES["errors"] if "repetition_penalty" not in case["params"]]
+REFUSED = [
+    *(params for params in ERRORS if params != {"temperature": "nan"}),
+    {"temperature": float("nan")},
+    {"temperature": float("inf")},
+    {"temperature": 1e-6},
+    {"top_k": 1.5},
+    {"min_p": -0.1},
+    {"min_p": float("nan")},
+    {"top_p": float("nan")},
+    {"seed": -1},
+    {"seed": 1 << 64},
+    {"posterior_threshold": 1.1},
+    {"posterior_threshold": float("nan")},
+    {"posterior_alpha": -1.0},
+    {"posterior_alpha": float("inf")},
+    {"typical_root": "sampled"},
+    {"name": "rejection"},
+]
+
+
+@pytest.mark.parametrize("parameters", REFUSED, ids=str)
+def test_a_parameter_out_of_range_is_refused_by_name(parameters: dict[str, Any]) -> None:
+    (name,) = parameters
+    with pytest.raises(UserError, match=f"^{'acceptance' if name == 'name' else name} is "):
+        AcceptancePolicy(**{"name": "sample"} | parameters)
+
+
+def test_only_the_logits_that_a_filter_needs_are_sorted() -> None:
+    def sorted_of(**parameters: Any) -> tuple[int, int]:
+        inputs = constant_inputs(AcceptancePolicy("sample", **parameters), 50)
+        return len(inputs["ranks"]), int(inputs["top_k"][0])
+
+    assert sorted_of() == (1, 50)  # top_k beyond the ranks: off
+    assert sorted_of(min_p=0.5, temperature=2) == (1, 50)
+    assert sorted_of(top_k=7, top_p=0.5) == (7, 7)
+    assert sorted_of(top_p=0.5) == (50, 50)
+    assert sorted_of(top_k=50) == sorted_of(top_k=1000) == (1, 50)
+    assert constant_inputs(AcceptancePolicy(), 50) == {}
+
+
+def parse(*arguments: str) -> AcceptancePolicy:
+    parser = argparse.ArgumentParser()
+    add_policy_options(parser)
+    return policy_of(parser.parse_args(arguments))
+
+
+def test_options_choose_the_policy() -> None:
+    assert parse().name == "greedy"
+    chosen = parse("--acceptance", "typical", "--posterior-alpha", "0.2", "--typical-root", "drawn", "--seed", "3")
+    assert chosen == AcceptancePolicy("typical", posterior_alpha=0.2, typical_root="drawn", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--temperature", "0.5"), "--temperature is given, but --acceptance greedy"),
+        (("--acceptance", "sample", "--posterior-alpha", "1"), "--posterior-alpha is given"),
+        (("--acceptance", "best"), "acceptance is 'best'"),
+        (("--acceptance", "sample", "--top-p", "0"), "top_p is 0.0"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        parse(*arguments)
