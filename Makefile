@@ -51,7 +51,8 @@ engine: $(ENGINE)/manifest.json
 
 # The manifest appears with the complete bundle only. Exported again when the exporter's code or the tree changes.
 $(ENGINE)/manifest.json: $(EXPORTER) $(HEADS)/medusa_lm_head.safetensors $(TREE) | model
-	$(BIN)/medusa-export --model $(MODEL) --heads $(HEADS) --tree $(TREE) --output $(ENGINE) --force
+	$(BIN)/medusa-export --model $(MODEL) --heads $(HEADS) --tree $(TREE) --top-k 16 \
+	    --output $(ENGINE) --force
 
 demo: engine
 	$(BIN)/medusa-run --engine $(ENGINE) --chat --prompt "$(PROMPT)" --stats --compare-plain

@@ -165,9 +165,11 @@ def load_model(source: Source) -> Any:
         UserError: the checkpoint is of an unknown kind, damaged, or lacks weights (none are ever made up).
     """
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM
 
     source.weight_files()
+    transformers.utils.logging.disable_progress_bar()
     settings = source.folder / "generation_config.json"
     if settings.is_file() and not source.gguf:
         read_stop_token_ids(settings)  # transformers goes on without a damaged file, and the stop tokens would be lost

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from medusa_engine.exporter.head_formats import HeadFormat, HeadNames, identify
 from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.exporter.tensor_file import TensorFiles
-from medusa_engine.exporter.weight_files import weight_files
+from medusa_engine.exporter.weight_files import first_line, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json, shown
 
@@ -150,6 +151,8 @@ def write_checkpoint(checkpoint: HeadCheckpoint, layout: HeadFormat, path: Path)
         metadata = {ADAPTER_KEY: weights.adapter} if weights.adapter else None
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
         partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot write the heads: {first_line(error)}", "give another place") from error
     finally:
         partial.unlink(missing_ok=True)
 

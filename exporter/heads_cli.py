@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medusa_engine.runtime.command_line import run_command
+from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="medusa-heads", description="Look into Medusa head checkpoints and convert them."
     )
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True)
     inspect = commands.add_parser("inspect", help="say what a heads checkpoint holds and what is odd about it")
     inspect.add_argument("heads", type=Path, help="file, or folder that holds one")

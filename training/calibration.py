@@ -89,6 +89,9 @@ class Calibration:
         write_json(path, document)
 
 
+MOST = 1 << 16  # heads, ranks or nodes of an engine
+
+
 def load_calibration(path: Path) -> Calibration:
     """Read what `Calibration.save` wrote.
 
@@ -107,6 +110,8 @@ def load_calibration(path: Path) -> Calibration:
     if not isinstance(answers, list) or not answers:
         raise UserError(f"{path}: damaged: there are no answers", _HINT)
     heads, topk, max_tree_nodes = sizes
+    if max(sizes) > MOST:
+        raise UserError(f"{path}: damaged: a size is {max(sizes)}", _HINT)
     loaded = Calibration(
         document["provenance"],
         topk,

@@ -17,8 +17,8 @@ def choose_device(wanted: str | None) -> str:
 
     name = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=name).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"--device {name}: cannot be used: {reason}", "give cpu, or cuda where a GPU is") from error
     return name

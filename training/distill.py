@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.text import Tokenizer
 from medusa_engine.training.batch_engine import BatchEngine
 from medusa_engine.training.conversation import Conversation, SamplingPolicy, TemplateSegments
@@ -70,6 +71,12 @@ def distill(
     writer = ShardWriter(settings.output, settings.shard_conversations)
     numbers = _numbers(writer.written, None if prompts is None else len(prompts))
     segments = TemplateSegments(tokenizer, settings.policy.turns)
+    least = len(segments.segments[0]) + len(segments.segments[1]) + 2  # a token of each, and nothing is cut
+    if settings.max_length <= least:
+        raise UserError(
+            f"--max-length {settings.max_length}: the chat template alone takes {least - 2} tokens",
+            f"give more than {least}, better some hundreds",
+        )
 
     def start() -> Conversation | None:
         number = next(numbers, None)

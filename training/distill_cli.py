@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medusa_engine.runtime.command_line import run_command
+from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.device import DTYPES, choose_device, choose_dtype
 
@@ -27,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Write training conversations with the model itself, or store the model's features of given ones; "
         "an interrupted run goes on where it was.",
     )
+    add_version(parser)
     parser.add_argument(
         "--model", required=True, help="Hugging Face folder, hub id or .gguf file, with a chat template"
     )
@@ -65,6 +66,8 @@ def _run(options: argparse.Namespace) -> None:
     prompts, data = None, None
     if options.prompts:
         prompts = [line for line in read_prompt_file(options.prompts).splitlines() if line.strip()]
+        if not prompts:
+            raise UserError(f"{options.prompts}: holds no prompts", "write one prompt per line")
     if options.conversations:
         from medusa_engine.training.chat_data import read_chat_data
 
@@ -108,6 +111,8 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} {value}: is not positive", "give a number of at least 1")
+    if options.seed is not None and options.seed < 0:
+        raise UserError(f"--seed is {options.seed}", "give 0 or more")
     for name in ("owned_tokens", "seed"):
         if options.conversations and getattr(options, name) is not None:
             raise UserError(
@@ -127,6 +132,11 @@ def _write(options: argparse.Namespace, target: _Target, prompts: Sequence[str] 
     names = ("output", "owned_tokens", "batch", "max_length", "seed")
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     settings = DistillSettings(**chosen, dtype=target.dtype)
+    positions = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and settings.max_length > positions:
+        raise UserError(
+            f"--max-length {settings.max_length}: the model has {positions} positions", f"give at most {positions}"
+        )
     engine = BatchEngine(
         target.model, batch=settings.batch, max_length=settings.max_length, dtype=target.dtype, device=target.device
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,6 +111,8 @@ class HeadTrainer:
             "init": self._started_from,
         }
         best_loss, best, stopped = self._resume(identity)
+        if not self._step:
+            self._log.restart()
         while not stopped and (epoch := self._step // per_epoch) < settings.epochs:
             started = time.monotonic()
             order = np.random.default_rng([settings.seed, epoch]).permutation(len(training))
@@ -124,6 +125,7 @@ class HeadTrainer:
                     self._save(identity, best_loss, best, stopped=False)
             scores = self.evaluate(held_out)
             loss = float(scores.loss @ self._weights.numpy())
+            _check_finite(loss, "held-out loss")
             self._log.epoch(epoch, loss, scores, time.monotonic() - started)
             stopped = epoch > 0 and loss >= best_loss
             if loss < best_loss:
@@ -171,6 +173,7 @@ class HeadTrainer:
                 loss = self._loss(logits, features, rows[part], head, labels[part, head])
                 (loss * self._weights[head] * (len(part) / len(rows))).backward()
                 scores.loss[head] += float(loss.detach()) * len(part)
+                _check_finite(scores.loss[head], f"loss of head {head} at step {self._step}")
                 if measured:
                     scores.count_hits(head, logits.detach(), labels[part, head])
             states.backward(cut.grad)
@@ -247,8 +250,11 @@ class HeadTrainer:
             "optimizer": self._optimizer.state_dict(),
         }
         partial = self._folder / "state.partial"
-        torch.save(state, partial)
-        partial.replace(self._folder / STATE_NAME)
+        try:
+            torch.save(state, partial)
+            partial.replace(self._folder / STATE_NAME)
+        except (OSError, RuntimeError) as error:  # torch's writer raises the second for a full disk
+            raise UserError(f"{partial}: cannot write: {str(error).splitlines()[0]}", "free space there") from error
 
     def _resume(self, identity: dict[str, Any]) -> tuple[float, list[torch.Tensor], bool]:
         """Lowest held-out loss so far, its weights, and whether training had ended."""
@@ -258,8 +264,11 @@ class HeadTrainer:
         hint = "give another output folder, or remove the file to train anew"
         try:
             state = torch.load(path, weights_only=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise UserError(f"{path}: damaged: {str(error).splitlines()[0]}", hint) from error
+            missing = {"identity", "stopped", "step", "best_loss", "best", "heads", "optimizer"} - set(state)
+        except Exception as error:
+            raise UserError(f"{path}: damaged: {type(error).__name__}", hint) from error
+        if missing:
+            raise UserError(f"{path}: damaged: has no {min(missing)}", hint)
         if changed := [name for name, value in identity.items() if state["identity"].get(name) != value]:
             raise UserError(f"{path}: was written by training with another value of {', '.join(changed)}", hint)
         with torch.no_grad():
@@ -268,3 +277,11 @@ class HeadTrainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._step = state["step"]
         return state["best_loss"], state["best"], state["stopped"]
+
+
+def _check_finite(loss: float, what: str) -> None:
+    if not math.isfinite(loss):
+        raise UserError(
+            f"the {what} is {loss}: training has diverged, or the data holds such numbers",
+            "give a smaller --learning-rate, or look at the data",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -16,15 +17,16 @@ from medusa_engine.exporter.head_formats import ORIGINAL, VLLM
 from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
-from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.training.device import choose_device, choose_dtype
 from medusa_engine.training.features import load_features, shard_paths
 from medusa_engine.training.json_file import write_json
+from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
-from medusa_engine.training.shards import MANIFEST_NAME
+from medusa_engine.training.shards import read_manifest
 from medusa_engine.training.training_log import TrainingLog
 from medusa_engine.training.vocabulary import Vocabulary, draft_vocabulary
 
+MOST_HEADS = 64
 _COUNTS = ("heads", "layers", "epochs", "batch", "accumulate", "draft_vocabulary")
 _CHOSEN = (*_COUNTS[:-1], "learning_rate", "weight_decay", "soft", "seed", "own_projection")
 
@@ -40,8 +42,9 @@ def run(options: argparse.Namespace) -> None:
     chosen: dict[str, Any] = {name: getattr(options, name) for name in _CHOSEN if getattr(options, name) is not None}
     settings = TrainSettings(**chosen, device=device, dtype=choose_dtype(options.dtype, device))
     paths = shard_paths(options.data)
-    data = read_json(options.data / MANIFEST_NAME, max_bytes=1 << 20, hint="write the data with medusa-distill")
     source = checkpoint.find_source(options.model)
+    data = read_manifest(options.data, source.weight_files())
+    _make_folder(options)
     if source.adapter is not None:
         raise UserError(
             f"{options.model}: an adapter with heads, not a base model", "give its base, or train it with --merge first"
@@ -61,16 +64,23 @@ def run(options: argparse.Namespace) -> None:
             f"{options.data}: hidden states of {training.hidden.shape[1]}, but the model has {projection.shape[1]}",
             "give the model that wrote the data",
         )
-    if (largest := int(training.labels.max())) >= len(projection):
+    largest = max(int(features.top_ids.max()) for features in (training, held_out))
+    if (largest := max(largest, int(training.labels.max()))) >= len(projection):
         raise UserError(
             f"{options.data}: holds token {largest}, but the model has {len(projection)}",
             "give the model that wrote the data",
         )
+    for head in range(settings.heads):
+        if not (training.labels[:, head] != IGNORED).any():
+            raise UserError(
+                f"{options.data}: no label for head {head}, which looks {head + 2} tokens ahead", "give fewer --heads"
+            )
     _report(f"{len(training)} training and {len(held_out)} held-out positions")
     token_map = draft_vocabulary(training, options.draft_vocabulary) if options.draft_vocabulary else None
+    if token_map is not None and len(token_map) < options.draft_vocabulary:
+        _report(f"draft vocabulary: the data has only {len(token_map)} different labels, all are in it")
     if start is not None and start.token_map is not None:
         token_map, start = start.token_map.numpy(), replace(start, token_map=None)  # the vocabulary applies it
-    _make_folder(options)
     log = TrainingLog(options.output, settings.heads, report=_report)
     trainer = HeadTrainer(settings, Vocabulary(projection, token_map), options.output, log, start=start)
     weights = trainer.run(training, held_out)
@@ -115,8 +125,10 @@ def _like_start(options: argparse.Namespace, settings: TrainSettings, start: Hea
 def _check(options: argparse.Namespace) -> None:
     checks = [(name, lambda value: value >= 1, "give 1 or more") for name in _COUNTS]
     checks += [
-        ("learning_rate", lambda value: value > 0, "give a number above 0"),
-        ("weight_decay", lambda value: value >= 0, "give 0 or more"),
+        ("heads", lambda value: value <= MOST_HEADS, f"give at most {MOST_HEADS}"),
+        ("layers", lambda value: value <= MOST_HEADS, f"give at most {MOST_HEADS}"),
+        ("learning_rate", lambda value: 0 < value < math.inf, "give a number above 0"),
+        ("weight_decay", lambda value: 0 <= value < math.inf, "give 0 or more"),
         ("soft", lambda value: 0 <= value <= 1, "give a share from 0 to 1"),
         ("seed", lambda value: value >= 0, "give 0 or more"),
     ]
@@ -124,6 +136,9 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not fits(value):
             raise UserError(f"--{name.replace('_', '-')} is {value}", hint)
+    batch = options.batch or TrainSettings.batch
+    if (options.accumulate or 1) > batch:
+        raise UserError(f"--accumulate {options.accumulate} is more than the batch of {batch}", "give fewer parts")
 
 
 def _make_folder(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,17 @@ from typing import Any
 from medusa_engine.runtime.errors import UserError
 
 MEDUSA_1, MEDUSA_2, MEDUSA_2_DISTILL = METHODS = ("medusa-1", "medusa-2", "medusa-2-distill")
+MOST_RANK = 4096
+_OWN_OPTIONS = {
+    "output_dir": "--output",
+    "seed": "--seed",
+    "learning_rate": "--learning-rate",
+    "weight_decay": "--weight-decay",
+    "num_train_epochs": "--epochs",
+    "per_device_train_batch_size": "--batch",
+    "gradient_accumulation_steps": "--accumulate",
+    "bf16": "--bf16",
+}
 _MEDUSA_1_ONLY = ("own_projection", "soft", "draft_vocabulary", "init", "base", "device")
 
 
@@ -130,10 +142,16 @@ def chosen_settings(options: argparse.Namespace) -> Medusa2Settings:
     settings = Medusa2Settings(**chosen)
     for name in ("heads", "layers", "lora_rank", "lora_alpha", "epochs", "batch", "accumulate"):
         _check(name, getattr(settings, name) >= 1, settings, "give 1 or more")
+    for name in ("heads", "layers"):
+        _check(name, getattr(settings, name) <= 64, settings, "give at most 64")
+    _check("lora_rank", settings.lora_rank <= MOST_RANK, settings, f"give at most {MOST_RANK}")
     for name in ("learning_rate", "heads_learning_rate_factor"):
-        _check(name, getattr(settings, name) > 0, settings, "give a number above 0")
+        _check(name, 0 < getattr(settings, name) < math.inf, settings, "give a number above 0")
     for name in ("weight_decay", "warmup_steps", "lambda_0"):
-        _check(name, (getattr(settings, name) or 0) >= 0, settings, "give 0 or more")
+        _check(name, 0 <= (getattr(settings, name) or 0) < math.inf, settings, "give 0 or more")
+    _check("seed", 0 <= settings.seed < 1 << 32, settings, f"give a number from 0 to {(1 << 32) - 1}")
+    for name in settings.trainer.keys() & _OWN_OPTIONS.keys():
+        raise UserError(f"--trainer {name}: has an option of its own", f"give {_OWN_OPTIONS[name]}")
     _check("max_length", settings.max_length >= 2, settings, "give 2 or more")
     if settings.batch % settings.accumulate:
         raise UserError(

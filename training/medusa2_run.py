@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -12,12 +15,17 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from medusa_engine.exporter import checkpoint
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import read_json
+from medusa_engine.training.features import shard_paths
+from medusa_engine.training.json_file import write_json
 from medusa_engine.training.medusa2_cli import MEDUSA_2_DISTILL, Medusa2Settings, base_reference, chosen_settings
 from medusa_engine.training.medusa2_data import RowCollator, packed_rows, shard_examples
 from medusa_engine.training.medusa2_loss import DIRECT_LAMBDA, DISTILLED_LAMBDA
 from medusa_engine.training.medusa2_model import Medusa2, add_adapter, load_backbone
 from medusa_engine.training.medusa2_release import write_adapter_release, write_merged_release
 from medusa_engine.training.medusa2_trainer import Medusa2Trainer, plot_log
+
+FACTS_NAME = "training.json"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -27,8 +35,13 @@ def run(options: argparse.Namespace) -> None:
         UserError: see `medusa-train`.
     """
     settings = chosen_settings(options)
+    paths = shard_paths(options.data)
+    _make_folder(options.output)
     arguments = training_arguments(settings, options.output)
     resumed = _checkpoint(settings, options.output)
+    chosen = {"method": options.method, "settings": asdict(settings) | {"resume": None}, "shards": len(paths)}
+    if resumed is not None:
+        _check_resumed(options.output / FACTS_NAME, chosen)
     source = checkpoint.find_source(options.model)
     if source.adapter is not None:
         raise UserError(
@@ -64,6 +77,8 @@ def run(options: argparse.Namespace) -> None:
         train_dataset=rows,
         data_collator=RowCollator(settings.heads),
     )
+    if resumed is None and trainer.is_world_process_zero():
+        write_json(options.output / FACTS_NAME, chosen, indent=2)
     trainer.train(resume_from_checkpoint=resumed)
     if trainer.is_world_process_zero():
         print(f"losses and accuracies: {plot_log(options.output, settings.heads)}", file=sys.stderr, flush=True)
@@ -99,12 +114,39 @@ def training_arguments(settings: Medusa2Settings, output: Path) -> transformers.
         "ddp_find_unused_parameters": settings.warmup_steps != 0,  # the adapter is unused in the first stage
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
+    defaults = {entry.name: entry.default for entry in fields(transformers.TrainingArguments)}
+    for name, value in settings.trainer.items():
+        usual = defaults.get(name)
+        if isinstance(usual, (bool, int, float)) and not isinstance(value, (bool, int, float)):
+            raise UserError(f"--trainer {name}={value}: not a number or true or false", f"its default is {usual}")
     try:
         return transformers.TrainingArguments(**(arguments | settings.trainer))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"transformers refuses the training arguments: {error}", "see its TrainingArguments for names and values"
         ) from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot make the folder: {error.strerror or error}", "give another --output"
+        ) from error
+
+
+def _check_resumed(path: Path, chosen: dict[str, Any]) -> None:
+    """Refuse to go on with another method, other settings or other data than the run began with."""
+    hint = "give the options of that run, or another --output"
+    before = read_json(path, max_bytes=1 << 20, hint=hint)
+    wanted = json.loads(json.dumps(chosen))
+    if before != wanted:
+        known = before if isinstance(before, dict) else {}
+        flat = {**wanted, **wanted["settings"]}
+        old = {**known, **known.get("settings", {})}
+        changed = [name for name in flat if name != "settings" and old.get(name) != flat[name]]
+        raise UserError(f"{path}: the run began with another value of {', '.join(changed) or 'its settings'}", hint)
 
 
 def _checkpoint(settings: Medusa2Settings, output: Path) -> str | None:

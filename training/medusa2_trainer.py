@@ -130,6 +130,8 @@ class Medusa2Trainer(transformers.Trainer):
             loss = combine(sums, counts, weights)
         else:  # the processes' gradients are averaged, so that the sum over them needs this factor
             loss = combine(sums, num_items_in_batch, weights) * self.accelerator.num_processes
+        if not torch.isfinite(loss):
+            raise UserError(f"the loss is {float(loss)}: training has diverged", "give a smaller --learning-rate")
         return (loss, {"losses": sums}) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

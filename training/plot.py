@@ -30,7 +30,7 @@ def draw_training(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="tight")
     panels = zip(figure.subplots(1, 2), (losses, accuracies), strict=True)
     for axes, curves in panels:
         colour = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.training.json_file import write_json
 
@@ -83,9 +84,13 @@ class ShardWriter:
         path = self._free_path()
         partial = path.with_suffix(".partial")
         arrays = _arrays(self._waiting)
-        with partial.open("wb") as file:
-            np.savez(file, **arrays)
-        os.replace(partial, path)
+        try:
+            with partial.open("wb") as file:
+                np.savez(file, **arrays)
+            os.replace(partial, path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise UserError(f"{path}: cannot write: {error.strerror or error}", "free space there") from error
         self._count(arrays)
         self._waiting.clear()
 
@@ -108,11 +113,53 @@ def read_shard(path: Path) -> dict[str, npt.NDArray[Any]]:
     Raises:
         UserError: the file is damaged or lacks an array.
     """
+    hint = "remove the file; medusa-distill with the same options writes it again"
     try:
         with np.load(path) as file:
-            return {name: file[name] for name in ("numbers", "lengths", *StoredConversation._fields[1:])}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: damaged: {error}", "remove the file; medusa-distill writes it again") from error
+            shard = {name: file[name] for name in ("numbers", "lengths", *StoredConversation._fields[1:])}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: damaged, or not a shard: {str(error).splitlines()[0]}", hint) from error
+    total = len(shard["tokens"]) if shard["tokens"].ndim == 1 else -1
+    shapes = {
+        "numbers": shard["lengths"].shape,
+        "tokens": (total,),
+        "owned": (total,),
+        "hidden": (total, *shard["hidden"].shape[1:2]),
+        "top_ids": (total, KEPT_TOP),
+        "top_logprobs": (total, KEPT_TOP),
+    }
+    wrong = [name for name, shape in shapes.items() if shard[name].shape != shape]
+    wrong += [name for name in ("numbers", "lengths", "tokens", "top_ids") if shard[name].dtype.kind not in "iu"]
+    wrong += [name for name in ("hidden", "top_logprobs") if shard[name].dtype.kind != "f"]
+    if wrong or shard["owned"].dtype != np.bool_ or shard["hidden"].ndim != 2:
+        raise UserError(f"{path}: damaged: {wrong[0] if wrong else 'owned'} has another shape or dtype", hint)
+    if not total or shard["lengths"].min() < 1 or shard["lengths"].sum() != total:
+        raise UserError(f"{path}: damaged: lengths do not sum to the {total} tokens", hint)
+    if min(shard["tokens"].min(), shard["top_ids"].min()) < 0 or not np.isfinite(shard["hidden"]).all():
+        raise UserError(f"{path}: damaged: a negative token, or hidden states that are not finite", hint)
+    return shard
+
+
+def read_manifest(folder: Path, weights: Sequence[Path]) -> dict[str, Any]:
+    """What the shards of a folder were made from.
+
+    Args:
+        weights: files of the model that is to be trained on them.
+
+    Raises:
+        UserError: there is no manifest, or the hidden states are another model's.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise UserError(f"{folder}: has no {MANIFEST_NAME}", "give a data folder that medusa-distill wrote")
+    document = read_json(path, max_bytes=1 << 20, hint="write the data with medusa-distill")
+    target = document.get("target_sha256") if isinstance(document, dict) else None
+    if not isinstance(target, dict):
+        raise UserError(f"{path}: does not say which model the data is of", "write the data with medusa-distill")
+    if sorted(map(str, target.values())) != sorted(file_sha256(file) for file in weights):
+        raise UserError(f"{path}: the data is of another model: its weights have other hashes", "give that model")
+    assert isinstance(document, dict)
+    return document
 
 
 def claim_folder(folder: Path, made_from: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -71,6 +72,10 @@ class TrainingLog:
         self._started = time.monotonic()
         self.say = report
 
+    def restart(self) -> None:
+        """Forget the log of another training in this folder."""
+        self._path.unlink(missing_ok=True)
+
     def batch(self, epoch: int, number: int, count: int, scores: HeadScores) -> None:
         """Note a batch; scores with accuracies are reported."""
         self._recent.append(scores.loss)
@@ -109,7 +114,10 @@ class TrainingLog:
         return min(self._records("held_out_loss"), key=lambda record: float(record["held_out_loss"]))
 
     def _records(self, key: str) -> list[dict[str, Any]]:
-        records = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        records = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # a line that was cut where a run was killed
+                records.append(json.loads(line))
         return [record for record in records if key in record]
 
     def _write(self, facts: dict[str, Any], losses: npt.NDArray[np.float64], scores: HeadScores) -> None:

@@ -54,11 +54,10 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure",
         type=int,
-        default=MEASURED_ANSWERS,
         metavar="N",
-        help="with --for-engine: check the prediction on up to N held-out prompts; default: %(default)s",
+        help=f"with --for-engine: check the prediction on up to N held-out prompts; default: {MEASURED_ANSWERS}",
     )
-    parser.add_argument("--threads", type=int, default=0, help="with --for-engine; default: one per physical core")
+    parser.add_argument("--threads", type=int, help="with --for-engine; default: one per physical core")
     parser.add_argument("-o", "--output", required=True, type=Path, help="tree file")
 
 
@@ -148,14 +147,16 @@ def _search(options: argparse.Namespace) -> None:
 
     check_output(options.output)
     calibration = load_calibration(options.calibration)
+    for name in ("measure", "threads"):
+        if options.nodes is not None and getattr(options, name) is not None:
+            raise UserError(f"--{name} is given with --nodes", "leave it out: nothing is measured")
     if options.nodes is not None:
         document = search_nodes(calibration, options.nodes, counts=options.counts, report=_report)
     else:
-        engine = Engine.open(options.for_engine, threads=options.threads)
+        engine = Engine.open(options.for_engine, threads=options.threads or 0)
         check_calibrated(calibration, engine, options.calibration)
-        document = search_engine(
-            calibration, engine, counts=options.counts, measured_answers=options.measure, report=_report
-        )
+        measured = MEASURED_ANSWERS if options.measure is None else options.measure
+        document = search_engine(calibration, engine, counts=options.counts, measured_answers=measured, report=_report)
     write_json(options.output, {"name": options.output.stem, **document})
     print(options.output)
 

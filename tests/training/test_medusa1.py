@@ -16,6 +16,7 @@ from medusa_engine.exporter.cli import main as medusa_export
 from medusa_engine.exporter.head_checkpoint import load_heads, read_checkpoint
 from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.features import load_features, shard_paths
 from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
 from medusa_engine.training.train_cli import main as medusa_train
@@ -57,7 +58,8 @@ def periodic(tmp_path_factory: pytest.TempPathFactory) -> Periodic:
         top_ids=top.indices.reshape(-1, 8).numpy().astype(np.int32),
         top_logprobs=top.values.reshape(-1, 8).numpy().astype(np.float16),
     )
-    (folder / "data" / "data.json").write_text(json.dumps({"made": "by hand"}))
+    made_from = {"target_sha256": {"model.safetensors": file_sha256(folder / "model" / "model.safetensors")}}
+    (folder / "data" / "data.json").write_text(json.dumps(made_from))
     return Periodic(folder / "model", folder / "data", model)
 
 
@@ -118,7 +120,7 @@ def test_what_is_saved_names_its_base_and_its_shape(
     assert (checkpoint.weights.heads, checkpoint.weights.layers) == (HEADS, 1)
     assert checkpoint.base == str(periodic.folder)
     facts = json.loads((trained / "training.json").read_text())
-    assert facts["data"] == {"made": "by hand"}
+    assert list(facts["data"]) == ["target_sha256"]
     assert facts["settings"]["heads"] == HEADS
     assert min(facts["held_out"]["top1"]) >= 0.99
     own = "own projections" in request.node.name
