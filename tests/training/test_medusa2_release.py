@@ -124,6 +124,7 @@ def test_release_holds_what_it_should(trained: Trained) -> None:
         "adapter_model.safetensors",
         "config.json",
         "log.jsonl",
+        "training.json",
         "training.png",
         HEADS_FILE,
     }
@@ -316,12 +317,18 @@ def test_data_that_does_not_fit(small_base: Path, tmp_path: Path, capfd: pytest.
         refused(capfd, *arguments, named=[data, named])
 
 
-def test_resumed_command_writes_the_release_of_an_uninterrupted_one(small_base: Path, tmp_path: Path) -> None:
+def test_resumed_command_writes_the_release_of_an_uninterrupted_one(
+    small_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ("--method", "medusa-2", "--model", small_base / "base", "--data", small_base / "data", *TRAINING)
     arguments += ("--trainer", "save_steps=3", "--trainer", "save_total_limit=9")
     assert train(*arguments, "-o", tmp_path / "whole") == 0
     (tmp_path / "parts").mkdir()
     shutil.copytree(tmp_path / "whole" / "checkpoint-3", tmp_path / "parts" / "checkpoint-3")
+    shutil.copy(tmp_path / "whole" / "training.json", tmp_path / "parts")
+    other = ("--lambda", 0.5, "-o", tmp_path / "parts", "--resume")
+    assert train(*arguments, *other) == 1
+    assert "the run began with another value of lambda_0" in capsys.readouterr().err
     assert train(*arguments, "-o", tmp_path / "parts", "--resume") == 0
     for name in ("adapter_model.safetensors", HEADS_FILE):
         whole, parts = load_file(tmp_path / "whole" / name), load_file(tmp_path / "parts" / name)
