@@ -103,8 +103,8 @@ def test_the_buffers_give_back_the_path_set_they_come_from(
 @pytest.mark.parametrize("file", sorted(path.name for path in SHIPPED.glob("*.json")))
 def test_the_buffers_of_a_shipped_tree_keep_every_invariant(file: str) -> None:
     tree = load_tree(SHIPPED / file)
-    buffers = compile_tree(tree, topk=10, depth=5)
-    check_tree_buffers(buffers, [(), *tree.paths], topk=10, depth=5)
+    buffers = compile_tree(tree, topk=16, depth=5)
+    check_tree_buffers(buffers, [(), *tree.paths], topk=16, depth=5)
 
 
 def test_the_root_alone_has_one_padded_path() -> None:
