@@ -177,7 +177,8 @@ def test_inputs_and_outputs_have_the_names_shapes_and_dtypes_of_the_contract(fol
 def test_the_heads_read_one_row_and_no_head_logits_of_all_rows_exist(round_graph: Graph) -> None:
     limits = round_graph.limits
     (topk,) = (node for node in round_graph.nodes if node.op_type == "TopK")
-    assert round_graph.shape(topk.input[0]) == [limits.heads, limits.vocab_size]
+    choices = round_graph.manifest.heads["draft_vocabulary"] or limits.vocab_size
+    assert round_graph.shape(topk.input[0]) == [limits.heads, choices]
     # Back from the heads' logits every activation has a fixed size, until one row is gathered from the hidden states.
     gathered = set()
     unvisited = {topk.input[0]}
@@ -210,6 +211,8 @@ def test_the_step_has_no_heads(round_graph: Graph, step_graph: Graph) -> None:
     expected = heads["residual_layers"] * (limits.heads * hidden * hidden + limits.heads * hidden)
     if heads["projection"] == "own":
         expected += limits.heads * limits.vocab_size * hidden
+    if heads["draft_vocabulary"]:  # the heads' rows of the shared projection
+        expected += heads["draft_vocabulary"] * hidden
     assert elements(round_) - elements(step) == expected
 
 
