@@ -22,9 +22,11 @@ from medusa_engine.training.chat_data import read_chat_data
 from medusa_engine.training.example import Example
 from medusa_engine.training.extract import extract_features
 from medusa_engine.training.features import Features, load_features, shard_paths
-from medusa_engine.training.labels import IGNORED, head_labels
-from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings, Vocabulary
+from medusa_engine.training.labels import IGNORED, head_labels, head_weights
+from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
 from medusa_engine.training.shards import read_shard
+from medusa_engine.training.training_log import TrainingLog
+from medusa_engine.training.vocabulary import Vocabulary
 
 CASES = Path(__file__).parents[1] / "data" / "training"
 VOCAB = 128
@@ -159,10 +161,12 @@ def losses_and_gradients(features: Features, model: Any, folder: Path) -> tuple[
         TrainSettings(heads=HEADS, soft=0.0),
         Vocabulary(model.get_output_embeddings().weight.detach(), None),
         folder,
-        report=print,
+        TrainingLog(folder, HEADS, report=print),
     )
-    loss = trainer._train_batch(features, np.arange(len(features)), total=10)
-    return loss, [parameter.grad for parameter in trainer.heads.parameters() if parameter.grad is not None]
+    scores = trainer._train_batch(features, np.arange(len(features)), 10, measured=False)
+    return float(scores.loss @ head_weights(HEADS)), [
+        parameter.grad for parameter in trainer.heads.parameters() if parameter.grad is not None
+    ]
 
 
 def test_a_row_of_masked_labels_adds_nothing_to_loss_and_gradient(model: Any, checkpoint: Path, tmp_path: Path) -> None:
