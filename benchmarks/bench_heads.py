@@ -16,6 +16,7 @@ from measure import Report, Samples
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.generation import Generation
 from medusa_engine.runtime.tree import load_tree
+from medusa_engine.training.speed_check import Measured
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED_BARS = {8: 1.60, 64: 1.85}  # nodes -> least tokens per round
@@ -64,15 +65,16 @@ def main() -> int:
     baseline = Samples("plain step", "tok/s", tuple(map(tokens_per_second, plain)))
     same = True
     for number, (tree, decoded) in enumerate(zip(trees, speculative, strict=True)):
-        differing = sum(one.token_ids != other.token_ids for one, other in zip(decoded, plain, strict=True))
-        same = same and not differing
+        pairs = Measured(decoded, plain)
+        same = same and not pairs.differing
         measured = Samples(f"{tree.nodes}-node tree", "tok/s", tuple(map(tokens_per_second, decoded)))
         report.section(
-            f"{tree.name}: {tree.nodes} nodes, depth {tree.depth}; {differing} answers differ", [baseline, measured]
+            f"{tree.name}: {tree.nodes} nodes, depth {tree.depth}; {pairs.differing} answers differ",
+            [baseline, measured],
         )
         own = number == 0 and not options.tree
-        least(report, "tokens per second / plain", speed_up(decoded, plain), SPEED_BAR if own else None)
-        least(report, "tokens per round, E[G]", published(decoded), None if own else PUBLISHED_BARS.get(tree.nodes))
+        least(report, "tokens per second / plain", pairs.speed_up, SPEED_BAR if own else None)
+        least(report, "tokens per round, E[G]", pairs.published, None if own else PUBLISHED_BARS.get(tree.nodes))
     if options.json:
         chosen = {name: None if value is None else str(value) for name, value in vars(options).items()}
         report.save(options.json, options=chosen, manifest=engine.manifest.document())
@@ -81,20 +83,6 @@ def main() -> int:
 
 def tokens_per_second(answer: Generation) -> float:
     return answer.generated_tokens / answer.timings.decode
-
-
-def published(answers: list[Generation]) -> float:
-    """Tokens of all answers over rounds of all answers."""
-    return sum(answer.generated_tokens for answer in answers) / sum(answer.rounds for answer in answers)
-
-
-def speed_up(answers: list[Generation], plain: list[Generation]) -> float:
-    """Tokens per second of decoding over all prompts, in units of the plain answers'."""
-    tokens, seconds = (
-        sum(a.generated_tokens for a in answers) / sum(a.generated_tokens for a in plain),
-        sum(a.timings.decode for a in answers) / sum(a.timings.decode for a in plain),
-    )
-    return tokens / seconds
 
 
 def least(report: Report, name: str, value: float, bar: float | None) -> None:

@@ -112,6 +112,20 @@ def find_source(model: str, *, heads: Path | None = None) -> Source:
     return replace(found, name=folder_name(model), adapter=adapter)
 
 
+def find_base(model: str) -> Source:
+    """A model to train on: as `find_source`, but no adapter release.
+
+    Raises:
+        UserError: as `find_source`, or an adapter comes with it.
+    """
+    source = find_source(model)
+    if source.adapter is not None:
+        raise UserError(
+            f"{model}: an adapter with heads, not a base model", "give its base, or train it with --merge first"
+        )
+    return source
+
+
 def find_folder(name: str, *, what: str) -> Path:
     """A local folder, or the snapshot of a hub id (downloaded, or from the hub's local cache).
 

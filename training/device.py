@@ -15,12 +15,15 @@ def choose_device(wanted: str | None) -> str:
     """
     import torch
 
+    from medusa_engine.exporter.weight_files import first_line
+
     name = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=name).tolist()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"--device {name}: cannot be used: {reason}", "give cpu, or cuda where a GPU is") from error
+        raise UserError(
+            f"--device {name}: cannot be used: {first_line(error)}", "give cpu, or cuda where a GPU is"
+        ) from error
     return name
 
 

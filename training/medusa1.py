@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
+from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.features import Features
@@ -254,7 +255,7 @@ class HeadTrainer:
             torch.save(state, partial)
             partial.replace(self._folder / STATE_NAME)
         except (OSError, RuntimeError) as error:  # torch's writer raises the second for a full disk
-            raise UserError(f"{partial}: cannot write: {str(error).splitlines()[0]}", "free space there") from error
+            raise UserError(f"{partial}: cannot write: {first_line(error)}", "free space there") from error
 
     def _resume(self, identity: dict[str, Any]) -> tuple[float, list[torch.Tensor], bool]:
         """Lowest held-out loss so far, its weights, and whether training had ended."""

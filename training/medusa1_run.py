@@ -22,6 +22,7 @@ from medusa_engine.training.features import load_features, shard_paths
 from medusa_engine.training.json_file import write_json
 from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
+from medusa_engine.training.output_file import make_folder
 from medusa_engine.training.shards import read_manifest
 from medusa_engine.training.training_log import TrainingLog
 from medusa_engine.training.vocabulary import Vocabulary, draft_vocabulary
@@ -42,13 +43,9 @@ def run(options: argparse.Namespace) -> None:
     chosen: dict[str, Any] = {name: getattr(options, name) for name in _CHOSEN if getattr(options, name) is not None}
     settings = TrainSettings(**chosen, device=device, dtype=choose_dtype(options.dtype, device))
     paths = shard_paths(options.data)
-    source = checkpoint.find_source(options.model)
+    source = checkpoint.find_base(options.model)
     data = read_manifest(options.data, source.weight_files())
-    _make_folder(options)
-    if source.adapter is not None:
-        raise UserError(
-            f"{options.model}: an adapter with heads, not a base model", "give its base, or train it with --merge first"
-        )
+    make_folder(options.output)
     model = checkpoint.load_model(source)
     projection = model.get_output_embeddings().weight.detach().clone()
     del model
@@ -64,8 +61,8 @@ def run(options: argparse.Namespace) -> None:
             f"{options.data}: hidden states of {training.hidden.shape[1]}, but the model has {projection.shape[1]}",
             "give the model that wrote the data",
         )
-    largest = max(int(features.top_ids.max()) for features in (training, held_out))
-    if (largest := max(largest, int(training.labels.max()))) >= len(projection):
+    largest = max(int(ids.max()) for ids in (training.labels, training.top_ids, held_out.top_ids))
+    if largest >= len(projection):
         raise UserError(
             f"{options.data}: holds token {largest}, but the model has {len(projection)}",
             "give the model that wrote the data",
@@ -139,15 +136,6 @@ def _check(options: argparse.Namespace) -> None:
     batch = options.batch or TrainSettings.batch
     if (options.accumulate or 1) > batch:
         raise UserError(f"--accumulate {options.accumulate} is more than the batch of {batch}", "give fewer parts")
-
-
-def _make_folder(options: argparse.Namespace) -> None:
-    try:
-        options.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{options.output}: cannot make the folder: {error.strerror or error}", "give another --output"
-        ) from error
 
 
 def _report(line: str) -> None:

@@ -24,6 +24,7 @@ from medusa_engine.training.medusa2_loss import DIRECT_LAMBDA, DISTILLED_LAMBDA
 from medusa_engine.training.medusa2_model import Medusa2, add_adapter, load_backbone
 from medusa_engine.training.medusa2_release import write_adapter_release, write_merged_release
 from medusa_engine.training.medusa2_trainer import Medusa2Trainer, plot_log
+from medusa_engine.training.output_file import make_folder
 
 FACTS_NAME = "training.json"
 
@@ -36,17 +37,13 @@ def run(options: argparse.Namespace) -> None:
     """
     settings = chosen_settings(options)
     paths = shard_paths(options.data)
-    _make_folder(options.output)
+    make_folder(options.output)
     arguments = training_arguments(settings, options.output)
     resumed = _checkpoint(settings, options.output)
     chosen = {"method": options.method, "settings": asdict(settings) | {"resume": None}, "shards": len(paths)}
     if resumed is not None:
         _check_resumed(options.output / FACTS_NAME, chosen)
-    source = checkpoint.find_source(options.model)
-    if source.adapter is not None:
-        raise UserError(
-            f"{options.model}: an adapter with heads, not a base model", "give its base, or train it with --merge first"
-        )
+    source = checkpoint.find_base(options.model)
     transformers.set_seed(arguments.seed)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of is checked, and refused, when loading
@@ -124,15 +121,6 @@ def training_arguments(settings: Medusa2Settings, output: Path) -> transformers.
     except (TypeError, ValueError) as error:
         raise UserError(
             f"transformers refuses the training arguments: {error}", "see its TrainingArguments for names and values"
-        ) from error
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{folder}: cannot make the folder: {error.strerror or error}", "give another --output"
         ) from error
 
 

@@ -45,3 +45,17 @@ def write_file(path: Path, data: bytes) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror or error}", "give another --output") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make an output folder, and those above it; one that exists is fine.
+
+    Raises:
+        UserError: the system refuses.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot make the folder: {error.strerror or error}", "give another --output"
+        ) from error

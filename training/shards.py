@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.runtime.strict_json import read_json
@@ -118,7 +119,7 @@ def read_shard(path: Path) -> dict[str, npt.NDArray[Any]]:
         with np.load(path) as file:
             shard = {name: file[name] for name in ("numbers", "lengths", *StoredConversation._fields[1:])}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: damaged, or not a shard: {str(error).splitlines()[0]}", hint) from error
+        raise UserError(f"{path}: damaged, or not a shard: {first_line(error)}", hint) from error
     total = len(shard["tokens"]) if shard["tokens"].ndim == 1 else -1
     shapes = {
         "numbers": shard["lengths"].shape,
