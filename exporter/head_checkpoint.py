@@ -145,7 +145,7 @@ def write_checkpoint(checkpoint: HeadCheckpoint, layout: HeadFormat, path: Path)
                 f"{checkpoint.files[0]}: the {layout.name} layout has no place for a draft vocabulary (token_map)",
                 "convert to vllm",
             )
-        tensors[layout.token_map] = weights.token_map
+        tensors[layout.token_map] = weights.token_map.to(torch.int32)
     partial = path.with_name(f".{path.name}.partial")
     try:
         metadata = {ADAPTER_KEY: weights.adapter} if weights.adapter else None

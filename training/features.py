@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,27 +37,48 @@ class Features:
         return len(self.hidden)
 
 
-def shard_paths(folder: Path) -> list[Path]:
-    """The shards of a data folder in order.
+class Split(NamedTuple):
+    """What heads are trained on, and the other conversations that they are scored on."""
+
+    training: Features
+    held_out: Features
+
+
+def shard_paths(*folders: Path) -> list[Path]:
+    """The shards of data folders in order.
 
     Raises:
-        UserError: there are none.
+        UserError: a folder has none.
     """
-    paths = sorted(folder.glob("shard-*.npz"))
-    if not paths:
-        raise UserError(f"{folder}: no feature shards here", "write them with medusa-distill")
+    paths = []
+    for folder in folders:
+        found = sorted(folder.glob("shard-*.npz"))
+        if not found:
+            raise UserError(f"{folder}: no feature shards here", "write them with medusa-distill")
+        paths += found
     return paths
 
 
-def load_features(paths: Sequence[Path], heads: int, *, held_out: bool) -> Features:
-    """Read shards and keep the positions of training (or held-out) conversations that have a label.
+def load_features(paths: Sequence[Path], heads: int, *, train_on_inputs: bool = False) -> Split:
+    """Read shards and keep the positions that have a label.
+
+    Args:
+        train_on_inputs: every token of training conversations is a label, also those that the assistant did not write.
 
     Raises:
-        UserError: a shard is damaged, or nothing is left.
+        UserError: a shard is damaged, or nothing is left to train on or to score.
     """
-    parts = [part for path in paths for part in _shard_features(path, heads, held_out=held_out)]
-    if not parts:
-        kind = "held-out" if held_out else "training"
+    training, held_out = [], []
+    for path in paths:
+        shard = read_shard(path)
+        held = np.repeat(shard["numbers"] % HELD_OUT_EVERY == 0, shard["lengths"])  # [T]
+        training.append(_positions(shard, shard["owned"] | train_on_inputs, ~held, heads))
+        held_out.append(_positions(shard, shard["owned"], held, heads))
+    return Split(_joined(training, "training", paths), _joined(held_out, "held-out", paths))
+
+
+def _joined(parts: Sequence[Features], kind: str, paths: Sequence[Path]) -> Features:
+    if not any(map(len, parts)):
         raise UserError(f"{paths[0].parent}: no {kind} positions with labels", "write more data with medusa-distill")
     return Features(
         np.concatenate([part.hidden for part in parts]),
@@ -66,16 +88,14 @@ def load_features(paths: Sequence[Path], heads: int, *, held_out: bool) -> Featu
     )
 
 
-def _shard_features(path: Path, heads: int, *, held_out: bool) -> Iterator[Features]:
-    shard = read_shard(path)
-    labels = head_labels(shard["tokens"], shard["owned"], shard["lengths"], heads)
-    conversation = np.repeat(shard["numbers"], shard["lengths"])  # [T]
-    kept = np.flatnonzero((labels != IGNORED).any(axis=1) & ((conversation % HELD_OUT_EVERY == 0) == held_out))
-    if not len(kept):
-        return
+def _positions(
+    shard: dict[str, npt.NDArray[Any]], owned: npt.NDArray[np.bool_], wanted: npt.NDArray[np.bool_], heads: int
+) -> Features:
+    labels = head_labels(shard["tokens"], owned, shard["lengths"], heads)
+    kept = np.flatnonzero((labels != IGNORED).any(axis=1) & wanted)
     # The distribution of token t+j+2 is what the target said behind token t+j+1.
     source = np.minimum(kept[:, None] + 1 + np.arange(heads), len(labels) - 1)  # [M, K]
-    yield Features(
+    return Features(
         shard["hidden"][kept],
         labels[kept],
         shard["top_ids"][source],

@@ -32,6 +32,7 @@ class TrainSettings:
 
     Attributes:
         heads, layers: K heads of that many residual blocks.
+        biases: the residual blocks have biases.
         own_projection: every head trains a copy of the LM projection of its own; else they share the frozen one.
         epochs: passes over the data at most; training stops early when the held-out loss stops falling.
         batch: positions per optimiser step.
@@ -45,6 +46,7 @@ class TrainSettings:
 
     heads: int = 4
     layers: int = 1
+    biases: bool = True
     own_projection: bool = False
     epochs: int = 4
     batch: int = 2048
@@ -90,6 +92,7 @@ class HeadTrainer:
             weights = weights.with_projection(weight.repeat(settings.heads, 1, 1))
         self._started_from = None if start is None else [file_sha256(file) for file in start.files]
         self.heads = MedusaHeads(weights, projection).to(settings.device)
+        self.heads.residual_bias.requires_grad_(settings.biases)
         self._frozen = None if settings.own_projection else weight.to(self._dtype)
         self._trained = [parameter for parameter in self.heads.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(

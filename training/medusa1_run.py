@@ -29,7 +29,7 @@ from medusa_engine.training.vocabulary import Vocabulary, draft_vocabulary
 
 MOST_HEADS = 64
 _COUNTS = ("heads", "layers", "epochs", "batch", "accumulate", "draft_vocabulary")
-_CHOSEN = (*_COUNTS[:-1], "learning_rate", "weight_decay", "soft", "seed", "own_projection")
+_CHOSEN = (*_COUNTS[:-1], "learning_rate", "weight_decay", "soft", "seed", "own_projection", "biases")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -42,9 +42,10 @@ def run(options: argparse.Namespace) -> None:
     device = choose_device(options.device)
     chosen: dict[str, Any] = {name: getattr(options, name) for name in _CHOSEN if getattr(options, name) is not None}
     settings = TrainSettings(**chosen, device=device, dtype=choose_dtype(options.dtype, device))
-    paths = shard_paths(options.data)
+    paths = shard_paths(*options.data)
     source = checkpoint.find_base(options.model)
-    data = read_manifest(options.data, source.weight_files())
+    data = [read_manifest(folder, source.weight_files()) for folder in options.data]
+    folders = ", ".join(map(str, options.data))
     make_folder(options.output)
     model = checkpoint.load_model(source)
     projection = model.get_output_embeddings().weight.detach().clone()
@@ -54,23 +55,22 @@ def run(options: argparse.Namespace) -> None:
         start = load_heads(options.init, hidden=projection.shape[1], vocab_size=len(projection))
         settings = _like_start(options, settings, start)
 
-    training = load_features(paths, settings.heads, held_out=False)
-    held_out = load_features(paths, settings.heads, held_out=True)
+    training, held_out = load_features(paths, settings.heads, train_on_inputs=bool(options.train_on_inputs))
     if training.hidden.shape[1] != projection.shape[1]:
         raise UserError(
-            f"{options.data}: hidden states of {training.hidden.shape[1]}, but the model has {projection.shape[1]}",
+            f"{folders}: hidden states of {training.hidden.shape[1]}, but the model has {projection.shape[1]}",
             "give the model that wrote the data",
         )
     largest = max(int(ids.max()) for ids in (training.labels, training.top_ids, held_out.top_ids))
     if largest >= len(projection):
         raise UserError(
-            f"{options.data}: holds token {largest}, but the model has {len(projection)}",
+            f"{folders}: holds token {largest}, but the model has {len(projection)}",
             "give the model that wrote the data",
         )
     for head in range(settings.heads):
         if not (training.labels[:, head] != IGNORED).any():
             raise UserError(
-                f"{options.data}: no label for head {head}, which looks {head + 2} tokens ahead", "give fewer --heads"
+                f"{folders}: no label for head {head}, which looks {head + 2} tokens ahead", "give fewer --heads"
             )
     _report(f"{len(training)} training and {len(held_out)} held-out positions")
     token_map = draft_vocabulary(training, options.draft_vocabulary) if options.draft_vocabulary else None
@@ -84,7 +84,9 @@ def run(options: argparse.Namespace) -> None:
     _report(f"losses and accuracies: {log.plot()}")
     if token_map is not None:
         weights = weights.with_token_map(torch.from_numpy(token_map))
-    written = HeadCheckpoint((options.output,), ORIGINAL, weights.half(), "float16", biases=True, base=None, notes=())
+    written = HeadCheckpoint(
+        (options.output,), ORIGINAL, weights.half(), "float16", biases=settings.biases, base=None, notes=()
+    )
     write_checkpoint(written, VLLM if token_map is not None else ORIGINAL, options.output / HEAD_FILES[0])
     config = {
         "base_model_name_or_path": options.base or options.model,
@@ -93,7 +95,11 @@ def run(options: argparse.Namespace) -> None:
     }
     write_json(options.output / "config.json", config, indent=2)
     facts = {
-        "settings": asdict(settings) | {"draft_vocabulary": None if token_map is None else len(token_map)},
+        "settings": asdict(settings)
+        | {
+            "draft_vocabulary": None if token_map is None else len(token_map),
+            "train_on_inputs": bool(options.train_on_inputs),
+        },
         "init": None if start is None else {file.name: file_sha256(file) for file in start.files},
         "positions": {"training": len(training), "held_out": len(held_out)},
         "held_out": log.best_epoch(),
@@ -112,6 +118,8 @@ def _like_start(options: argparse.Namespace, settings: TrainSettings, start: Hea
             raise UserError(
                 f"--{name.replace('_', '-')}: {options.init} has {value}", "leave it out: heads keep their shape"
             )
+    if not settings.biases and start.residual_bias.any():
+        raise UserError(f"--no-bias: {options.init} has biases", "leave it out: heads keep their shape")
     if options.draft_vocabulary is not None:
         raise UserError("--draft-vocabulary: heads to go on from have their vocabulary", "leave it out")
     if start.projection is not None and len(start.projection) != start.heads:

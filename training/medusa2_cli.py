@@ -23,7 +23,7 @@ _OWN_OPTIONS = {
     "gradient_accumulation_steps": "--accumulate",
     "bf16": "--bf16",
 }
-_MEDUSA_1_ONLY = ("own_projection", "soft", "draft_vocabulary", "init", "base", "device")
+_MEDUSA_1_ONLY = ("biases", "own_projection", "soft", "draft_vocabulary", "train_on_inputs", "init", "base", "device")
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,8 @@ def _check(name: str, fine: bool, settings: Medusa2Settings, hint: str) -> None:
 
 
 def _option(name: str) -> str:
+    if name == "biases":
+        return "--no-bias"
     return "--lambda" if name == "lambda_0" else f"--{name.replace('_', '-')}"
 
 

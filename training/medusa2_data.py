@@ -11,19 +11,19 @@ import torch
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.example import Example
-from medusa_engine.training.features import HELD_OUT_EVERY, shard_paths
+from medusa_engine.training.features import HELD_OUT_EVERY
 from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.packing import PackedRow, pack, packed_labels
 from medusa_engine.training.shards import read_shard
 
 
-def shard_examples(folder: Path) -> Iterator[Example]:
-    """The training conversations in a data folder of medusa-distill.
+def shard_examples(paths: Sequence[Path]) -> Iterator[Example]:
+    """The training conversations in shards of medusa-distill.
 
     Raises:
-        UserError: there are no shards, or one is damaged.
+        UserError: one is damaged.
     """
-    for path in shard_paths(folder):
+    for path in paths:
         shard = read_shard(path)
         ends = np.cumsum(shard["lengths"])
         for number, start, end in zip(shard["numbers"], ends - shard["lengths"], ends, strict=True):

@@ -36,7 +36,8 @@ def run(options: argparse.Namespace) -> None:
         UserError: see `medusa-train`.
     """
     settings = chosen_settings(options)
-    paths = shard_paths(options.data)
+    paths = shard_paths(*options.data)
+    data = ", ".join(map(str, options.data))
     make_folder(options.output)
     arguments = training_arguments(settings, options.output)
     resumed = _checkpoint(settings, options.output)
@@ -51,12 +52,10 @@ def run(options: argparse.Namespace) -> None:
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or settings.max_length
     pad_id = config.pad_token_id if isinstance(config.pad_token_id, int) and config.pad_token_id >= 0 else 0
-    rows = packed_rows(
-        shard_examples(options.data), min(settings.max_length, positions), pad_id, name=str(options.data)
-    )
+    rows = packed_rows(shard_examples(paths), min(settings.max_length, positions), pad_id, name=data)
     if max(int(row.input_ids.max()) for row in rows) >= config.vocab_size:
         raise UserError(
-            f"{options.data}: holds tokens past the model's vocabulary of {config.vocab_size}",
+            f"{data}: holds tokens past the model's vocabulary of {config.vocab_size}",
             "give the model that wrote the data",
         )
     print(f"{len(rows)} packed rows", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_version(parser)
     parser.add_argument("--model", required=True, help="the backbone: Hugging Face folder, hub id or .gguf file")
-    parser.add_argument("--data", required=True, type=Path, help="data folder written by medusa-distill")
+    parser.add_argument("--data", required=True, type=Path, nargs="+", help="data folders written by medusa-distill")
     parser.add_argument("-o", "--output", required=True, type=Path, help="folder of the heads")
     parser.add_argument("--heads", type=int, help="K; default: 4")
     parser.add_argument("--layers", type=int, help="residual blocks per head; default: 1")
@@ -43,6 +43,19 @@ def build_parser() -> argparse.ArgumentParser:
         default=None,
         help="each head trains an LM projection of its own; default: shared",
     )
+    group.add_argument(
+        "--no-bias",
+        action="store_false",
+        dest="biases",
+        default=None,
+        help="residual blocks without biases; default: with",
+    )
+    group.add_argument(
+        "--train-on-inputs",
+        action="store_true",
+        default=None,
+        help="train on all tokens of the conversations; default: on those the assistant wrote",
+    )
     group.add_argument("--soft", type=float, help="share of the target's distribution in the loss; default: 1")
     group.add_argument("--draft-vocabulary", type=int, metavar="N", help="heads choose from the N most frequent tokens")
     group.add_argument("--init", type=Path, metavar="HEADS", help="go on from these heads; default: new ones")
@@ -58,11 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.data.is_file():
-        raise UserError(
-            f"{options.data}: a file, not a data folder",
-            f"store its features first: medusa-distill --model {options.model} --conversations {options.data} -o DATA",
-        )
+    for path in options.data:
+        if path.is_file():
+            raise UserError(
+                f"{path}: a file, not a data folder",
+                f"store its features first: medusa-distill --model {options.model} --conversations {path} -o DATA",
+            )
     if options.model.endswith(".gguf"):
         os.environ.setdefault("TQDM_DISABLE", "1")  # as medusa-export does
     if options.method == medusa2_cli.MEDUSA_1:

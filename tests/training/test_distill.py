@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from checkpoints import CHAT_VOCAB, save_llama
 from transformers import AutoModelForCausalLM
 
+from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.distill_cli import main as medusa_distill
 from medusa_engine.training.features import load_features, shard_paths
 from medusa_engine.training.labels import IGNORED
@@ -111,10 +113,33 @@ def test_prompt_file_gives_the_first_turns(model: Path, tmp_path: Path) -> None:
 
 
 def test_labels_are_the_written_tokens_at_each_heads_offset(data: Path) -> None:
-    features = load_features(shard_paths(data), 2, held_out=False)
+    features = load_features(shard_paths(data), 2).training
     assert len(features)
     known = features.labels != IGNORED
     # At temperature 0 the label is the target's own first choice, which the stored distribution must name.
     first = features.top_ids[:, :, 0] == features.labels
     assert (first & known).sum() > known.sum() // 3
     assert (features.top_probabilities.sum(axis=2) <= 1.001).all()
+
+
+def test_inputs_are_trained_on_where_asked_and_never_scored(data: Path) -> None:
+    owned, every = (load_features(shard_paths(data), 2, train_on_inputs=flag) for flag in (False, True))
+    shards = [shard(data, index) for index in range(len(shard_paths(data)))]
+    trained = [
+        length
+        for part in shards
+        for number, length in zip(part["numbers"], part["lengths"], strict=True)
+        if number % 40
+    ]
+    assert (every.training.labels[:, 0] != IGNORED).sum() == sum(length - 2 for length in trained)
+    assert (every.training.labels != IGNORED).sum() > (owned.training.labels != IGNORED).sum()
+    assert (every.held_out.labels == owned.held_out.labels).all()
+
+
+def test_folders_are_trained_on_together(data: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(data, copy)
+    one, two = (load_features(shard_paths(*folders), 2) for folders in ([data], [data, copy]))
+    assert [len(part) for part in two] == [2 * len(part) for part in one]
+    with pytest.raises(UserError, match="no feature shards here"):
+        shard_paths(data, tmp_path)

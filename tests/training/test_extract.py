@@ -143,7 +143,7 @@ def test_capped_attention_and_windows_are_kept(tmp_path: Path) -> None:
 def test_heads_read_the_label_at_their_own_offset(model: Any, tmp_path: Path) -> None:
     examples = [row for row in read_chat_data(CASES / "cycle7.jsonl").rows if isinstance(row, Example)]
     store(model, examples, tmp_path / "data")
-    features = load_features(shard_paths(tmp_path / "data"), HEADS, held_out=False)
+    features = load_features(shard_paths(tmp_path / "data"), HEADS).training
     (shard,) = [read_shard(path) for path in shard_paths(tmp_path / "data")]
     places = np.concatenate([np.arange(48)] * 31)  # conversation 0 is held out
     first = np.concatenate([row.tokens[:1].repeat(48) for row in examples[1:]])
@@ -175,7 +175,7 @@ def test_a_row_of_masked_labels_adds_nothing_to_loss_and_gradient(model: Any, ch
     found = {}
     for name, examples in {"alone": [other, other], "both": [other, other, masked]}.items():
         store(model, examples, tmp_path / name)
-        features = load_features(shard_paths(tmp_path / name), HEADS, held_out=False)
+        features = load_features(shard_paths(tmp_path / name), HEADS).training
         found[name] = losses_and_gradients(features, AutoModelForCausalLM.from_pretrained(checkpoint), tmp_path)
     assert np.isfinite(found["both"][0])
     assert found["both"][0] == found["alone"][0] > 0
@@ -185,7 +185,7 @@ def test_a_row_of_masked_labels_adds_nothing_to_loss_and_gradient(model: Any, ch
 
     store(model, [other, masked], tmp_path / "masked")
     with pytest.raises(UserError, match="no training positions"):
-        load_features(shard_paths(tmp_path / "masked"), HEADS, held_out=False)
+        load_features(shard_paths(tmp_path / "masked"), HEADS)
 
 
 def test_an_interrupted_run_goes_on_and_ends_the_same(model: Any, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def periodic(tmp_path_factory: pytest.TempPathFactory) -> Periodic:
 
 VARIANTS = {
     "shared projection": [],
-    "draft vocabulary": ["--draft-vocabulary", RIGGED_VOCAB],
+    "draft vocabulary, no biases": ["--draft-vocabulary", RIGGED_VOCAB, "--no-bias"],
     "own projections": ["--own-projection"],
     "bfloat16": ["--dtype", "bfloat16"],
 }
@@ -120,9 +120,10 @@ def test_what_is_saved_names_its_base_and_its_shape(
     assert (checkpoint.weights.heads, checkpoint.weights.layers) == (HEADS, 1)
     assert checkpoint.base == str(periodic.folder)
     facts = json.loads((trained / "training.json").read_text())
-    assert list(facts["data"]) == ["target_sha256"]
+    assert [list(data) for data in facts["data"]] == [["target_sha256"]]
     assert facts["settings"]["heads"] == HEADS
     assert min(facts["held_out"]["top1"]) >= 0.99
+    assert checkpoint.biases == ("no biases" not in request.node.name) == bool(checkpoint.weights.residual_bias.any())
     own = "own projections" in request.node.name
     assert (checkpoint.weights.projection is not None) == own
     if own:
@@ -144,7 +145,7 @@ def test_progress_is_reported_by_head_while_training(periodic: Periodic, tmp_pat
     log = TrainingLog(tmp_path, HEADS, report=lines.append)
     vocabulary = Vocabulary(periodic.model.lm_head.weight.detach().clone(), None)
     paths = shard_paths(periodic.data)
-    training, held_out = (load_features(paths, HEADS, held_out=flag) for flag in (False, True))
+    training, held_out = load_features(paths, HEADS)
     HeadTrainer(TrainSettings(heads=HEADS, epochs=1, batch=16), vocabulary, tmp_path, log).run(training, held_out)
     progress = [line for line in lines if "batch 50/" in line]
     assert len(progress) == 1
@@ -188,7 +189,7 @@ def test_untrained_heads_repeat_the_lm_head(periodic: Periodic, tmp_path: Path) 
 
 def test_accumulated_batches_give_the_weights_of_the_whole_batch(periodic: Periodic, tmp_path: Path) -> None:
     paths = shard_paths(periodic.data)
-    training, held_out = (load_features(paths, HEADS, held_out=flag) for flag in (False, True))
+    training, held_out = load_features(paths, HEADS)
     results = []
     for accumulate in (1, 4):
         run = trainer(periodic, tmp_path / str(accumulate), epochs=1, batch=256, accumulate=accumulate)
@@ -203,7 +204,7 @@ def test_interrupted_training_ends_at_the_weights_of_an_uninterrupted_one(
 ) -> None:
     monkeypatch.setattr("medusa_engine.training.medusa1._SAVE_EVERY", 2)
     paths = shard_paths(periodic.data)
-    training, held_out = (load_features(paths, HEADS, held_out=flag) for flag in (False, True))
+    training, held_out = load_features(paths, HEADS)
     whole = trainer(periodic, tmp_path / "whole", epochs=3, batch=256).run(training, held_out)
 
     class StopHereError(Exception):
@@ -231,6 +232,6 @@ def test_projection_never_changes(periodic: Periodic, tmp_path: Path) -> None:
     paths = shard_paths(periodic.data)
     run = trainer(periodic, tmp_path / "a", epochs=1, batch=512)
     before = run.heads.lm_head.weight.detach().clone()
-    run.run(load_features(paths, HEADS, held_out=False), load_features(paths, HEADS, held_out=True))
+    run.run(*load_features(paths, HEADS))
     assert torch.equal(run.heads.lm_head.weight, before)
     assert run.heads.lm_head.weight.grad is None
