@@ -81,6 +81,8 @@ class _GraphSession:
             "past_length": np.zeros(1, dtype=np.int64),
             "pending_rows": np.zeros(shape.depth + 1, dtype=np.int64),
             "pending_count": np.zeros(1, dtype=np.int64),
+            "token_budget": np.array([shape.cache_rows]),
+            "finished": np.zeros(1, dtype=np.bool_),
             **dict.fromkeys(cache_names("past_key", "past_value", shape), cache),
         }
 
@@ -97,6 +99,7 @@ class _GraphSession:
             "logit_rows": np.arange(rows),
             "retrieve_indices": self._paths,
             "tree_indices": np.zeros(1, dtype=np.int64),
+            "stop_ids": np.zeros(0, dtype=np.int64),
             **self._state,
         }
         named = dict(zip(self._outputs, self._session.run(None, feed), strict=True))

@@ -18,6 +18,7 @@ from medusa_engine.runtime.policy import GREEDY
 from medusa_engine.runtime.tree import TreeBuffers
 
 HIDDEN = "hidden"
+UNLIMITED = 1000  # tokens of a budget that ends nothing
 
 Ints = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -109,6 +110,9 @@ class RoundProbe:
             "past_length": np.array([pending.past_length]),
             "pending_rows": np.array([*pending.rows, *[0] * (depth + 1 - len(pending.rows))], dtype=np.int64),
             "pending_count": np.array([len(pending.rows)]),
+            "stop_ids": np.zeros(0, dtype=np.int64),
+            "token_budget": np.array([UNLIMITED]),
+            "finished": np.array([False]),
         }
         outputs = self._session.run(self._outputs, inputs | replaced | self._cache)
         values = dict(zip(self._outputs, outputs, strict=True))
