@@ -31,12 +31,12 @@ class AcceptedPath(NamedTuple):
     Attributes:
         rows: [D+1] its packed rows, 0 in place of the padding.
         tokens: [D+1] their tokens.
-        count: [1] int64, G of them are accepted, the root included.
+        length: [1] int64, G: so many of them are accepted, the root included.
     """
 
     rows: torch.Tensor
     tokens: torch.Tensor
-    count: torch.Tensor
+    length: torch.Tensor
 
 
 def paths_of(tokens: torch.Tensor, retrieve_indices: torch.Tensor) -> Paths:
@@ -78,5 +78,5 @@ def _accept(paths: Paths, passed: torch.Tensor, likely: torch.Tensor | None) -> 
     else:
         score = torch.where(misses == 0, likely, 1.0).log().sum(dim=1)  # [paths]
         best = torch.where(accepted == accepted.amax(dim=0), score, -torch.inf).argmax(dim=0, keepdim=True)
-    count = accepted.index_select(0, best).to(torch.int64) + 1  # [1]: G, root included
-    return AcceptedPath(paths.rows.index_select(0, best)[0], paths.tokens.index_select(0, best)[0], count)
+    length = accepted.index_select(0, best).to(torch.int64) + 1  # [1]
+    return AcceptedPath(paths.rows.index_select(0, best)[0], paths.tokens.index_select(0, best)[0], length)

@@ -36,7 +36,7 @@ def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
         The largest difference, relative to the largest logit.
 
     Raises:
-        UserError: they differ by more than `TOLERANCE`.
+        UserError: they differ by more than `TOLERANCE`, or transformers' are NaN.
     """
     room = shape.cache_rows - shape.depth - 1
     chunk = min(CHUNK_TOKENS, max(1, room - 1))
@@ -46,6 +46,11 @@ def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
     behind_root = chunk + 1
     branches = tokens[behind_root : behind_root + branch], tokens[behind_root + branch :]
     one, other = (_transformers_logits(model, np.concatenate([tokens[:behind_root], path])) for path in branches)
+    if np.isnan(one).any() or np.isnan(other).any():
+        raise UserError(
+            f"{type(model).__name__}: the model's own logits are NaN in transformers",
+            "check the checkpoint: weights that are NaN or infinite cannot be decoded with",
+        )
 
     session = _GraphSession(graph, shape)
     got = [session.run(tokens[:chunk], np.arange(chunk), np.tri(chunk, dtype=np.bool_))]

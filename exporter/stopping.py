@@ -37,12 +37,12 @@ def publish(path: AcceptedPath, stop: StopInputs) -> dict[str, torch.Tensor]:
     ends = torch.where(path.tokens[:, None] == stop.stop_ids, slots[:, None] + 1, beyond)  # [D+1, S]
     stop_end = torch.cat([ends.reshape(-1), torch.full((1,), beyond)]).amin(dim=0, keepdim=True)  # S may be 0
     most = torch.minimum(stop_end, torch.where(stop.finished, 0, stop.token_budget))  # [1]
-    count = torch.minimum(path.count, most)
+    count = torch.minimum(path.length, most)
     return {
         "accepted_tokens": torch.where(slots < count, path.tokens, -1),
         "accepted_count": count,
         "next_token_budget": stop.token_budget - count,
-        "next_finished": path.count >= most,
+        "next_finished": path.length >= most,
         "winning_row": path.rows.index_select(0, (count - 1).clamp(min=0)),
         "path_rows": path.rows,
     }

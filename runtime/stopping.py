@@ -10,12 +10,12 @@ class Cut(NamedTuple):
     """What a pass publishes of the tokens it accepted, and what it leaves of the limits.
 
     Attributes:
-        count: tokens published, the root included.
+        published: tokens, the root included.
         token_budget: tokens that may still be published.
         finished: the answer has ended: no later pass publishes anything.
     """
 
-    count: int
+    published: int
     token_budget: int
     finished: bool
 

@@ -107,7 +107,7 @@ def test_the_round_in_torch_accepts_what_the_reference_accepts(case: Case) -> No
     )
     out = accept_tokens(paths_of(tokens, retrieve), predicted)
     count = expected.published_count
-    assert out.count.tolist() == [count]
+    assert out.length.tolist() == [count]
     assert out.tokens[:count].tolist() == expected.published_tokens.tolist()
     assert out.rows[:count].tolist() == expected.path_rows[:count].tolist()
     assert (out.rows >= 0).all()

@@ -87,7 +87,7 @@ limits_of = st.builds(Limits, st.lists(st.integers(-1, 3), max_size=4), st.integ
 
 def check_pass(values: Arrays, path: list[int], tokens: Ints, predicted: Ints, expected: Cut) -> None:
     """Check a pass that accepted a path of rows against what is left of it."""
-    count = expected.count
+    count = expected.published
     assert values["accepted_count"].tolist() == values["next_pending_count"].tolist() == [count]
     assert values["accepted_tokens"][:count].tolist() == tokens[path[:count]].tolist()
     assert (values["accepted_tokens"][count:] == -1).all()

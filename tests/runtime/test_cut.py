@@ -48,4 +48,4 @@ def test_tokens_are_published_one_by_one_until_one_ends_the_answer(
         left -= 1
         ended = token in stop_ids or left == 0
     result = cut(accepted, stop_ids=stop_ids, token_budget=budget, finished=False)
-    assert (accepted[: result.count], result.token_budget, result.finished) == (published, left, ended)
+    assert (accepted[: result.published], result.token_budget, result.finished) == (published, left, ended)
