@@ -137,14 +137,12 @@ class Round(torch.nn.Module):
             parents = paths.by_row(logit_index)[:, :-1]  # [paths, D]
             edges = parents * probabilities.shape[1] + paths.tokens[:, 1:]
             likely = probabilities.reshape(-1).index_select(0, edges.reshape(-1)).view_as(edges)
-            finite = finite_rows(logits, best_token)  # [R]
-            threshold = torch.where(finite, threshold, torch.inf)
-            path = accept_likely(paths, likely, threshold.index_select(0, logit_index))
-            accepted[TYPICAL] = publish(path, stop)
+            accepted[TYPICAL] = publish(accept_likely(paths, likely, threshold.index_select(0, logit_index)), stop)
             row = logit_index.index_select(0, accepted[TYPICAL]["winning_row"])  # [1]
-            drawn = sample(logits.index_select(0, row), sampling.rows(row))
+            row_logits = logits.index_select(0, row)  # [1, V]
+            drawn = sample(row_logits, sampling.rows(row))
             root = torch.where(root_drawn, drawn, best_token.index_select(0, row))
-            next_root[TYPICAL] = torch.where(finite.index_select(0, row), root, NO_TOKEN)
+            next_root[TYPICAL] = torch.where(finite_rows(row_logits, root), root, NO_TOKEN)
 
         out = {"logits": logits}
         for policy, acceptance in accepted.items():
