@@ -25,13 +25,27 @@ class Paths(NamedTuple):
         return values.index_select(0, self.rows.reshape(-1)).view_as(self.rows)
 
 
+class AcceptedPath(NamedTuple):
+    """A path of the tree and how far it is accepted.
+
+    Attributes:
+        rows: [D+1] its packed rows, 0 in place of the padding.
+        tokens: [D+1] their tokens.
+        length: [1] int64, G: so many of them are accepted, the root included.
+    """
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+    length: torch.Tensor
+
+
 def paths_of(tokens: torch.Tensor, retrieve_indices: torch.Tensor) -> Paths:
     """The paths of packed tokens [N] and `retrieve_indices` [paths, D+1]."""
     rows = retrieve_indices.clamp(min=0)
     return Paths(rows, tokens.index_select(0, rows.reshape(-1)).view_as(rows), retrieve_indices >= 0)
 
 
-def accept_tokens(paths: Paths, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+def accept_tokens(paths: Paths, chosen: torch.Tensor) -> AcceptedPath:
     """The longest path whose every token is what the target chose at its parent row: its argmax, or a token drawn.
 
     Args:
@@ -40,7 +54,7 @@ def accept_tokens(paths: Paths, chosen: torch.Tensor) -> dict[str, torch.Tensor]
     return _accept(paths, paths.tokens[:, 1:] == paths.by_row(chosen)[:, :-1], None)
 
 
-def accept_likely(paths: Paths, likely: torch.Tensor, threshold: torch.Tensor) -> dict[str, torch.Tensor]:
+def accept_likely(paths: Paths, likely: torch.Tensor, threshold: torch.Tensor) -> AcceptedPath:
     """The longest path whose every token is likelier than the threshold of its parent row; ties, the likeliest path.
 
     Args:
@@ -50,7 +64,7 @@ def accept_likely(paths: Paths, likely: torch.Tensor, threshold: torch.Tensor) -
     return _accept(paths, likely > paths.by_row(threshold)[:, :-1], likely)
 
 
-def _accept(paths: Paths, passed: torch.Tensor, likely: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def _accept(paths: Paths, passed: torch.Tensor, likely: torch.Tensor | None) -> AcceptedPath:
     """The path with the most edges passed from the root on; of equals the likeliest, then the first.
 
     Args:
@@ -64,12 +78,5 @@ def _accept(paths: Paths, passed: torch.Tensor, likely: torch.Tensor | None) -> 
     else:
         score = torch.where(misses == 0, likely, 1.0).log().sum(dim=1)  # [paths]
         best = torch.where(accepted == accepted.amax(dim=0), score, -torch.inf).argmax(dim=0, keepdim=True)
-    path_rows = paths.rows.index_select(0, best)[0]  # [D+1]
-    count = accepted.index_select(0, best).to(torch.int64) + 1  # [1]: G, root included
-    published = torch.arange(path_rows.shape[0]) < count
-    return {
-        "accepted_tokens": torch.where(published, paths.tokens.index_select(0, best)[0], -1),
-        "accepted_count": count,
-        "winning_row": path_rows.index_select(0, count - 1),
-        "path_rows": path_rows,
-    }
+    length = accepted.index_select(0, best).to(torch.int64) + 1  # [1]
+    return AcceptedPath(paths.rows.index_select(0, best)[0], paths.tokens.index_select(0, best)[0], length)

@@ -36,7 +36,7 @@ def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
         The largest difference, relative to the largest logit.
 
     Raises:
-        UserError: they differ by more than `TOLERANCE`.
+        UserError: they differ by more than `TOLERANCE`, or transformers' are NaN.
     """
     room = shape.cache_rows - shape.depth - 1
     chunk = min(CHUNK_TOKENS, max(1, room - 1))
@@ -46,6 +46,11 @@ def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
     behind_root = chunk + 1
     branches = tokens[behind_root : behind_root + branch], tokens[behind_root + branch :]
     one, other = (_transformers_logits(model, np.concatenate([tokens[:behind_root], path])) for path in branches)
+    if np.isnan(one).any() or np.isnan(other).any():
+        raise UserError(
+            f"{type(model).__name__}: the model's own logits are NaN in transformers",
+            "check the checkpoint: weights that are NaN or infinite cannot be decoded with",
+        )
 
     session = _GraphSession(graph, shape)
     got = [session.run(tokens[:chunk], np.arange(chunk), np.tri(chunk, dtype=np.bool_))]
@@ -81,6 +86,8 @@ class _GraphSession:
             "past_length": np.zeros(1, dtype=np.int64),
             "pending_rows": np.zeros(shape.depth + 1, dtype=np.int64),
             "pending_count": np.zeros(1, dtype=np.int64),
+            "token_budget": np.array([shape.cache_rows]),
+            "finished": np.zeros(1, dtype=np.bool_),
             **dict.fromkeys(cache_names("past_key", "past_value", shape), cache),
         }
 
@@ -97,6 +104,7 @@ class _GraphSession:
             "logit_rows": np.arange(rows),
             "retrieve_indices": self._paths,
             "tree_indices": np.zeros(1, dtype=np.int64),
+            "stop_ids": np.zeros(0, dtype=np.int64),
             **self._state,
         }
         named = dict(zip(self._outputs, self._session.run(None, feed), strict=True))

@@ -24,6 +24,8 @@ from medusa_engine.runtime.manifest import WEIGHTS_NAME
 PASS_OUTPUTS = (
     "accepted_tokens",
     "accepted_count",
+    "next_token_budget",
+    "next_finished",
     "next_input_ids",
     "next_position_ids",
     "next_past_length",

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from medusa_engine.exporter.acceptance import accept_likely, accept_tokens, paths_of
+from medusa_engine.exporter.acceptance import AcceptedPath, accept_likely, accept_tokens, paths_of
 from medusa_engine.exporter.cache import StaticCache
 from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.exporter.sampling import SamplingInputs, likely_and_threshold, sample
+from medusa_engine.exporter.stopping import NO_TOKEN, StopInputs, finite_rows, publish
 from medusa_engine.runtime.manifest import graph_name
 from medusa_engine.runtime.policy import GREEDY, SAMPLE, TYPICAL
 
@@ -91,6 +92,9 @@ class Round(torch.nn.Module):
         past_length: torch.Tensor,  # [1]
         pending_rows: torch.Tensor,  # [D+1]
         pending_count: torch.Tensor,  # [1]
+        stop_ids: torch.Tensor,  # [S]
+        token_budget: torch.Tensor,  # [1]
+        finished: torch.Tensor,  # [1] bool
         live: torch.Tensor,  # [L]: 0 ... P+G+N-1; carries the number of live rows as a shape
         uniforms: torch.Tensor,  # [R] fp32
         temperature: torch.Tensor,  # [1] fp32
@@ -115,14 +119,16 @@ class Round(torch.nn.Module):
         best_token = logits.argmax(dim=-1)  # [R]
         paths = paths_of(input_ids[0], retrieve_indices)
         sampling = SamplingInputs(uniforms, temperature, top_k, top_p, min_p, ranks)
+        stop = StopInputs(stop_ids, token_budget, finished)
 
         chosen = {GREEDY: best_token}  # policy -> the target's token behind each row with logits, [R]
         if SAMPLE in self.policies:
             chosen[SAMPLE] = sample(logits, sampling)
+        chosen = {p: torch.where(finite_rows(logits, tokens), tokens, NO_TOKEN) for p, tokens in chosen.items()}
         accepted, next_root = {}, {}  # policy -> what it accepts, and the root of the next tree [1]
         for policy, tokens in chosen.items():
             by_row = tokens.index_select(0, logit_index)  # [N]
-            accepted[policy] = accept_tokens(paths, by_row)
+            accepted[policy] = publish(accept_tokens(paths, by_row), stop)
             next_root[policy] = by_row.index_select(0, accepted[policy]["winning_row"])
         if TYPICAL in self.policies:
             probabilities, threshold = likely_and_threshold(
@@ -131,10 +137,12 @@ class Round(torch.nn.Module):
             parents = paths.by_row(logit_index)[:, :-1]  # [paths, D]
             edges = parents * probabilities.shape[1] + paths.tokens[:, 1:]
             likely = probabilities.reshape(-1).index_select(0, edges.reshape(-1)).view_as(edges)
-            accepted[TYPICAL] = accept_likely(paths, likely, threshold.index_select(0, logit_index))
+            accepted[TYPICAL] = publish(accept_likely(paths, likely, threshold.index_select(0, logit_index)), stop)
             row = logit_index.index_select(0, accepted[TYPICAL]["winning_row"])  # [1]
-            drawn = sample(logits.index_select(0, row), sampling.rows(row))
-            next_root[TYPICAL] = torch.where(root_drawn, drawn, best_token.index_select(0, row))
+            row_logits = logits.index_select(0, row)  # [1, V]
+            drawn = sample(row_logits, sampling.rows(row))
+            root = torch.where(root_drawn, drawn, best_token.index_select(0, row))
+            next_root[TYPICAL] = torch.where(finite_rows(row_logits, root), root, NO_TOKEN)
 
         out = {"logits": logits}
         for policy, acceptance in accepted.items():
@@ -143,33 +151,38 @@ class Round(torch.nn.Module):
                 acceptance.pop("path_rows"),
                 acceptance["accepted_count"],
             )
-            next_position = position_ids[0].index_select(0, winning_row) + 1  # [1]
+            root_position = position_ids[0].index_select(0, path_rows[:1])  # [1]
             frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
             candidates = self.propose(next_root[policy], frontier)
             # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
             next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
             outputs = acceptance | {
+                "next_finished": acceptance["next_finished"] | (next_root[policy] < 0),
                 "next_input_ids": candidates.index_select(0, tree_indices)[None],
-                "next_position_ids": (next_position + next_depth)[None],
+                "next_position_ids": (root_position + count + next_depth)[None],
                 # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
-                "next_past_length": next_position - count,
+                "next_past_length": root_position,
                 "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
                 "next_pending_count": count,
             }
             out |= {f"{graph_name('round', policy)}.{name}": value for name, value in outputs.items()}
 
         last_row = logit_rows[-1:]  # [1]
-        step_position = position_ids[0].index_select(0, last_row) + 1
+        root_position = position_ids[0].index_select(0, last_row)
         pad = torch.full((self.shape.depth,), -1, dtype=torch.int64)
+        root = torch.cat([input_ids[0].index_select(0, last_row), pad])  # [D+1]
+        step = publish(AcceptedPath(torch.zeros_like(pending_rows), root, torch.ones(1, dtype=torch.int64)), stop)
         for policy, tokens in chosen.items():
             outputs = {
-                "accepted_tokens": torch.cat([input_ids[0].index_select(0, last_row), pad]),
-                "accepted_count": torch.ones(1, dtype=torch.int64),
+                "accepted_tokens": step["accepted_tokens"],
+                "accepted_count": step["accepted_count"],
+                "next_token_budget": step["next_token_budget"],
+                "next_finished": step["next_finished"] | (tokens[-1:] < 0),
                 "next_input_ids": tokens[-1:][None],
-                "next_position_ids": step_position[None],
-                "next_past_length": step_position - 1,
-                "next_pending_rows": torch.zeros_like(pending_rows),
-                "next_pending_count": torch.ones(1, dtype=torch.int64),
+                "next_position_ids": (root_position + step["accepted_count"])[None],
+                "next_past_length": root_position,
+                "next_pending_rows": step["path_rows"],
+                "next_pending_count": step["accepted_count"],
             }
             out |= {f"{graph_name('step', policy)}.{name}": value for name, value in outputs.items()}
         for layer in range(self.shape.layers):

@@ -57,7 +57,8 @@ def processed_weights(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Ten
 def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """[R] tokens: of weights [R, V] the first at which the cumulative weight exceeds the uniform's share of all.
 
-    In two levels: one sum over a whole vocabulary in fp32 would lose its small terms, and be slow.
+    In two levels: one sum over a whole vocabulary in fp32 would lose its small terms, and be slow. Where no
+    weight is above 0, as behind logits that are NaN, any token.
     """
     vocab_size = weights.shape[1]
     padding = -vocab_size % _BLOCK
@@ -70,12 +71,12 @@ def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     inner = blocks.gather(1, index)[:, 0].cumsum(dim=-1)  # [R, _BLOCK]
     rest = share - (upper - sums).gather(1, block)
     rest = torch.minimum(rest.clamp(min=0), inner[:, -1:] * _BELOW)
-    return (block * _BLOCK + _first_above(inner, rest))[:, 0]
+    return (block * _BLOCK + _first_above(inner, rest))[:, 0].clamp(max=vocab_size - 1)
 
 
 def _first_above(cumulative: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """[R, 1] first column at which `cumulative` [R, C] exceeds `share` [R, 1], which is less than the last."""
-    return (cumulative <= share).to(torch.int64).sum(dim=-1, keepdim=True)
+    """[R, 1] first column at which `cumulative` [R, C] exceeds `share` [R, 1]; the last if none does."""
+    return (cumulative <= share).to(torch.int64).sum(dim=-1, keepdim=True).clamp(max=cumulative.shape[-1] - 1)
 
 
 def likely_and_threshold(

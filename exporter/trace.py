@@ -16,6 +16,7 @@ from medusa_engine.exporter.round import Round, RoundShape
 OPSET = 24
 LIVE_INPUT = "live"
 STATE_INPUTS = ("past_length", "pending_rows", "pending_count")
+STOP_INPUTS = ("stop_ids", "token_budget", "finished")
 TREE_INPUTS = ("input_ids", "position_ids", "tree_mask", "logit_rows", "retrieve_indices", "tree_indices")
 SAMPLING_INPUTS = ("uniforms", "temperature", "top_k", "top_p", "min_p", "ranks")
 TYPICAL_INPUTS = ("posterior_threshold", "posterior_alpha", "root_drawn")
@@ -25,7 +26,7 @@ EXAMPLE_ROWS = 5  # the smallest cache that can be traced has as many
 
 
 def trace_round(round_module: Round) -> ir.Model:
-    """Trace with example inputs; N, R, paths, N' and the live rows stay dynamic.
+    """Trace with example inputs; N, R, paths, N', S and the live rows stay dynamic.
 
     Returns:
         A model with the inputs of the contract, plus `live` (passes/live_rows.py replaces it).
@@ -45,7 +46,8 @@ def trace_round(round_module: Round) -> ir.Model:
         "live": {0: dim("live_rows", min=2, max=shape.cache_rows)},
         "keys": [None] * shape.layers,
         "values": [None] * shape.layers,
-    } | dict.fromkeys((*STATE_INPUTS, *SAMPLING_INPUTS, *TYPICAL_INPUTS))
+    } | dict.fromkeys((*STATE_INPUTS, *STOP_INPUTS, *SAMPLING_INPUTS, *TYPICAL_INPUTS))
+    dynamic |= {"stop_ids": {0: dim("S", min=2, max=_LARGEST_DIM)}}
     dynamic |= {"uniforms": {0: logit_rows}, "ranks": {0: torch.export.Dim.DYNAMIC}}
     with torch.no_grad(), quiet_export():
         output_names = list(round_module(**inputs))
@@ -56,7 +58,7 @@ def trace_round(round_module: Round) -> ir.Model:
             opset_version=OPSET,
             verbose=False,
             input_names=[
-                *(*TREE_INPUTS, *STATE_INPUTS, LIVE_INPUT, *SAMPLING_INPUTS, *TYPICAL_INPUTS),
+                *(*TREE_INPUTS, *STATE_INPUTS, *STOP_INPUTS, LIVE_INPUT, *SAMPLING_INPUTS, *TYPICAL_INPUTS),
                 *cache_names("past_key", "past_value", shape),
             ],
             output_names=output_names,
@@ -86,6 +88,9 @@ def example_inputs(shape: RoundShape) -> dict[str, object]:
         "past_length": torch.tensor([0]),
         "pending_rows": torch.zeros(shape.depth + 1, dtype=torch.int64),
         "pending_count": torch.tensor([0]),
+        "stop_ids": torch.tensor([-1, -1]),
+        "token_budget": torch.tensor([1]),
+        "finished": torch.tensor([False]),
         "live": torch.arange(n),
         "uniforms": torch.full((n - 1,), 0.5),
         "temperature": torch.ones(1),

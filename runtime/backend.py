@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,12 +16,17 @@ class Published(NamedTuple):
     """What a pass published.
 
     Attributes:
-        tokens: [G] int64, the root and the accepted suffix.
+        tokens: [G] int64, the root and the accepted suffix, up to a stop token or the budget; none once finished.
         past_length: P, cache rows committed before these G, which are still pending.
+        token_budget: tokens that may still be published.
+        finished: no later pass publishes anything: the last token is a stop token, the budget is used up, or the logits
+            behind the last token are not finite, which the next pass raises.
     """
 
     tokens: npt.NDArray[np.int64]
     past_length: int
+    token_budget: int
+    finished: bool
 
 
 class DecodeState(Protocol):
@@ -29,6 +34,12 @@ class DecodeState(Protocol):
 
     def use(self, policy: AcceptancePolicy) -> None:
         """Let the next passes, of prompts too, choose tokens by `policy`; greedy until then."""
+
+    def limit(self, stop_ids: Set[int], token_budget: int) -> None:
+        """Let the passes behind the next prompt publish no token behind one of `stop_ids`, and no more than the budget.
+
+        Without, nothing ends an answer.
+        """
 
     @property
     def rows_ready(self) -> int:
@@ -38,10 +49,14 @@ class DecodeState(Protocol):
         """Append a prompt chunk [N] at position `start`; propose `next_tree`, or the root alone if None."""
 
     def round(self, tree: TreeBuffers, next_tree: TreeBuffers) -> None:
-        """Verify `tree`, whose tokens the last pass proposed (or more rows), and propose `next_tree`."""
+        """Verify `tree`, whose tokens the last pass proposed (or more rows), and propose `next_tree`.
+
+        Raises:
+            UserError: the logits behind the last token were not finite. The cache is not to be relied on any more.
+        """
 
     def step(self) -> None:
-        """One plain decoding step: no tree, no heads."""
+        """One plain decoding step: no tree, no heads; raises as `round` does."""
 
     def read(self) -> Published:
         """Wait for the last pass and return what it published."""

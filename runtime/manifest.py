@@ -14,7 +14,7 @@ from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL
 from medusa_engine.runtime.strict_json import read_json, shown
 
 FORMAT = "medusa-bundle"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of 1 the graphs did not end answers themselves
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.bin"
 TREE_NAME = "tree.json"
@@ -73,7 +73,7 @@ class Manifest:
         model, heads, tools: provenance: sources, hashes, versions.
         graphs: graph name -> file name.
         files: file name -> {"bytes": int, "sha256": hex} of every other file of the bundle.
-        policies: acceptance policies that have graphs; bundles from before there were others have greedy alone.
+        policies: acceptance policies that have graphs.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Manifest:
     tools: Mapping[str, Any]
     graphs: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]]
-    policies: tuple[str, ...] = (GREEDY,)
+    policies: tuple[str, ...]
 
     @property
     def heads_trained(self) -> bool:
@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and validate the manifest of a bundle; the other files are not opened.
 
     Raises:
-        UserError: not a bundle, a newer format, changed, or a field that is missing or of the wrong kind.
+        UserError: not a bundle, another format version, changed, or a field that is missing or of the wrong kind.
     """
     path = folder / MANIFEST_NAME
     if not folder.is_dir():
@@ -126,8 +126,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{path}: format_version is {shown(version)}", _EXPORT_HINT)
     if version > FORMAT_VERSION:
         raise UserError(
-            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest this runtime reads",
+            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the one this runtime reads",
             "update medusa-engine, or export the model with this version",
+        )
+    if version < FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format version {version} is older than {FORMAT_VERSION}, the one this runtime reads", _EXPORT_HINT
         )
     if document.pop("sha256", None) != document_sha256(document):
         raise UserError(f"{path}: changed since the export (its sha256 differs)", _EXPORT_HINT)
@@ -137,7 +141,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise UserError(f'{path}: "{name}" is {shown(document.get(name))}', _EXPORT_HINT)
         return document[name]
 
-    policies = _policies(field_of("policies", list), path) if "policies" in document else (GREEDY,)
+    policies = _policies(field_of("policies", list), path)
     graphs = _graphs(field_of("graphs", dict), policies, path)
     files = _files(field_of("files", dict), path)
     for name in (*graphs.values(), WEIGHTS_NAME, TREE_NAME, GENERATION_NAME):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ Int64Array = npt.NDArray[np.int64]
 
 _DEVICE = "cpu"
 _LOG_ERRORS = 3  # ONNX Runtime's severity; errors are raised as well
+_NO_STOP_IDS = np.array([-1])
+_NO_BUDGET = 1 << 62
 
 
 class OnnxRuntimeBackend:
@@ -38,6 +41,7 @@ class OnnxRuntimeBackend:
     """
 
     def __init__(self, folder: Path, manifest: Manifest, *, threads: int = 0) -> None:
+        self.folder = folder
         self.limits = manifest.limits
         self._paths = {graph: folder / name for graph, name in manifest.graphs.items()}
         self._options = ort.SessionOptions()
@@ -90,6 +94,8 @@ class Slot:
         pending_rows: [D+1] int64.
         accepted_tokens: [D+1] int64, published by the pass that wrote this slot; -1 behind the count.
         accepted_count: [1] int64, G.
+        token_budget: [1] int64, tokens that may still be published.
+        finished: [1] bool, no later pass publishes anything.
     """
 
     input_ids: Int64Array
@@ -99,11 +105,14 @@ class Slot:
     pending_count: Int64Array
     accepted_tokens: Int64Array
     accepted_count: Int64Array
+    token_budget: Int64Array
+    finished: npt.NDArray[np.bool_]
 
     @classmethod
     def allocate(cls, rows: int, depth: int) -> Slot:
-        shapes = ((1, rows), (1, rows), (1,), (depth + 1,), (1,), (depth + 1,), (1,))
-        return cls(*(np.zeros(shape, dtype=np.int64) for shape in shapes))
+        shapes = ((1, rows), (1, rows), (1,), (depth + 1,), (1,), (depth + 1,), (1,), (1,))
+        arrays: list[Any] = [np.zeros(shape, dtype=np.int64) for shape in shapes]
+        return cls(*arrays, finished=np.zeros(1, dtype=np.bool_))
 
 
 class OnnxRuntimeState:
@@ -118,10 +127,15 @@ class OnnxRuntimeState:
         self._bindings: dict[str, ort.IOBinding] = {}
         self.cache = _allocate_cache(limits)
         self.use(AcceptancePolicy())
+        self.limit(frozenset(), _NO_BUDGET)
 
     def use(self, policy: AcceptancePolicy) -> None:
         self._policy = policy
         self._policy_inputs = constant_inputs(policy, self._backend.limits.vocab_size)
+
+    def limit(self, stop_ids: Set[int], token_budget: int) -> None:
+        self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64) if stop_ids else _NO_STOP_IDS  # [S]
+        self._token_budget = token_budget
 
     @property
     def slot(self) -> Slot:
@@ -139,6 +153,10 @@ class OnnxRuntimeState:
             "position_ids": np.arange(start, start + rows)[None],  # [1, N]
             "tree_mask": np.tri(rows, dtype=np.bool_),  # [N, N]
             "logit_rows": np.array([rows - 1]),
+            # The root of a chunk is a token of the prompt: it ends nothing, and is not counted.
+            "stop_ids": _NO_STOP_IDS,
+            "token_budget": np.array([self._token_budget + 1]),
+            "finished": np.zeros(1, dtype=np.bool_),
         }
         if next_tree is None:
             self._run("step", inputs, next_rows=1)
@@ -158,7 +176,12 @@ class OnnxRuntimeState:
 
     def read(self) -> Published:
         slot = self.slot
-        return Published(slot.accepted_tokens[: slot.accepted_count[0]].copy(), int(slot.past_length[0]))
+        return Published(
+            slot.accepted_tokens[: slot.accepted_count[0]].copy(),
+            int(slot.past_length[0]),
+            int(slot.token_budget[0]),
+            bool(slot.finished[0]),
+        )
 
     def proposed(self) -> Int64Array:
         return self.slot.input_ids[0, : self._rows_ready].copy()
@@ -168,11 +191,19 @@ class OnnxRuntimeState:
 
     def _verify(self, rows: int, mask: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
         """Inputs of a pass over the first `rows` packed rows that the last pass proposed."""
+        if self.slot.input_ids[0, 0] < 0:
+            raise UserError(
+                f"{self._backend.folder}: the model's logits behind the last token are NaN or infinite",
+                "leave out the tokens of the prompt that cause it, or export a checkpoint whose weights are right",
+            )
         return {
             "input_ids": self.slot.input_ids[:, :rows],
             "position_ids": self.slot.position_ids[:, :rows],
             "tree_mask": mask,
             "logit_rows": np.arange(rows),
+            "stop_ids": self._stop_ids,
+            "token_budget": self.slot.token_budget,
+            "finished": self.slot.finished,
         }
 
     def _run_round(self, inputs: dict[str, npt.NDArray[Any]], next_tree: TreeBuffers) -> None:
@@ -198,6 +229,8 @@ class OnnxRuntimeState:
         outputs = {
             "accepted_tokens": after.accepted_tokens,
             "accepted_count": after.accepted_count,
+            "next_token_budget": after.token_budget,
+            "next_finished": after.finished,
             "next_input_ids": after.input_ids[:, :next_rows],
             "next_position_ids": after.position_ids[:, :next_rows],
             "next_past_length": after.past_length,

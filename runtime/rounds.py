@@ -56,6 +56,7 @@ class Decoding:
 
     Every published token has its key and value in the cache, so an answer has at most
     `max_length - len(prompt_ids)` tokens. A stop token is published; what a round accepted behind it is not.
+    The passes themselves see to that; here their results are read.
     Where several conditions end an answer in one round, `stop` comes before `length`, then `cache_full`, `deadline`.
 
     Args:
@@ -76,7 +77,7 @@ class Decoding:
 
     Raises:
         UserError: the prompt is empty, does not fit the cache, or has a token outside the vocabulary; the budget or
-            the deadline is out of range.
+            the deadline is out of range. While iterating: the logits are not finite.
     """
 
     def __init__(
@@ -100,7 +101,10 @@ class Decoding:
         self._limits = limits
         self._prompt = np.array(prompt_ids, dtype=np.int64)
         self._plan = plan
-        self._budget = max_new_tokens
+        room = limits.max_length - len(prompt_ids)
+        self._runs = max_new_tokens > 0
+        self._budget = min(max_new_tokens, room)  # tokens that may still be published
+        self._spent = "length" if max_new_tokens <= room else "cache_full"  # the reason when they are
         self._stop_ids = stop_ids
         self._deadline = deadline
         self._started = 0.0
@@ -111,23 +115,25 @@ class Decoding:
 
     def __iter__(self) -> Iterator[Round]:
         self._started = time.perf_counter()
-        if self._budget:
+        if self._runs:
+            self._state.limit(self._stop_ids, self._budget)
             self._prefill()
         while self.finish_reason is None:
             if not self._budget:
-                self.finish_reason = "length"
-            elif len(self.held) == self._limits.max_length:
-                self.finish_reason = "cache_full"
+                self.finish_reason = self._spent
             elif self._late():
                 self.finish_reason = "deadline"
             else:
                 started = time.perf_counter()
                 held, self.held = self.held, []
                 self._launch(self._limits.max_length - len(held))
-                token_ids = self._published()
+                published = self._state.read()
+                token_ids: list[int] = published.tokens.tolist()
                 held += token_ids
                 self.held = held
-                self._budget -= len(token_ids)
+                self._budget = published.token_budget
+                if published.finished and token_ids[-1] in self._stop_ids:
+                    self.finish_reason = "stop"
                 self.rounds.append(Round(token_ids, time.perf_counter() - started))
                 yield self.rounds[-1]
 
@@ -162,20 +168,6 @@ class Decoding:
         else:
             tree = self._plan.fit(min(rows_left, self._state.rows_ready))
             self._state.round(tree, self._plan.full)
-
-    def _published(self) -> list[int]:
-        """Read the pass; cut behind a stop token (a stop wins over the budget) and at the budget."""
-        token_ids: list[int] = self._state.read().tokens.tolist()
-        kept = len(token_ids)
-        for count, token in enumerate(token_ids[: self._budget], start=1):
-            if token in self._stop_ids:
-                self.finish_reason = "stop"
-                kept = count
-                break
-        kept = min(kept, self._budget)
-        if kept < len(token_ids):
-            self._state.keep_pending(kept)
-        return token_ids[:kept]
 
 
 def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:

@@ -8,6 +8,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import shown
 
 LONGEST_STOP_STRING = 1024  # characters: as much text may be held back
+MOST_STOP_STRINGS = 64  # each is looked for behind every token
 
 
 class StopStrings:
@@ -21,11 +22,16 @@ class StopStrings:
         stop_strings: texts that end the stream, or a single one; none passes everything through.
 
     Raises:
-        UserError: a stop string is empty, no text, or longer than `LONGEST_STOP_STRING`.
+        UserError: a stop string is empty, no text, or longer than `LONGEST_STOP_STRING`; or there are more than
+            `MOST_STOP_STRINGS`.
     """
 
     def __init__(self, stop_strings: str | Sequence[str]) -> None:
         self._stop_strings = tuple(stop_strings) if isinstance(stop_strings, (list, tuple)) else (stop_strings,)
+        if len(self._stop_strings) > MOST_STOP_STRINGS:
+            raise UserError(
+                f"{len(self._stop_strings)} stop strings are given", f"give at most {MOST_STOP_STRINGS} of them"
+            )
         for stop in self._stop_strings:
             _check(stop)
         self._held = ""

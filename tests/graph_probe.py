@@ -18,6 +18,7 @@ from medusa_engine.runtime.policy import GREEDY
 from medusa_engine.runtime.tree import TreeBuffers
 
 HIDDEN = "hidden"
+UNLIMITED = 1000  # tokens of a budget that ends nothing
 
 Ints = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -37,17 +38,18 @@ class Pending:
 
 
 class RoundProbe:
-    """A round graph that also outputs the logits of all rows and the final hidden states.
+    """A round graph, or a step, that also outputs the logits of all rows and the final hidden states.
 
     Args:
         folder: the bundle.
         given_logits: take `logits` as an input instead of computing them, so that a test chooses the predictions.
         policy: of acceptance.
+        kind: "round" or "step".
     """
 
-    def __init__(self, folder: Path, *, given_logits: bool = False, policy: str = GREEDY) -> None:
+    def __init__(self, folder: Path, *, given_logits: bool = False, policy: str = GREEDY, kind: str = "round") -> None:
         self.limits: Limits = read_manifest(folder).limits
-        model = onnx.load(folder / f"{graph_name('round', policy)}.onnx", load_external_data=False)
+        model = onnx.load(folder / f"{graph_name(kind, policy)}.onnx", load_external_data=False)
         graph = model.graph
         float_ = onnx.TensorProto.FLOAT
         hidden = [node for node in graph.node if node.op_type == "RMSNormalization"][-1].output[0]
@@ -65,6 +67,7 @@ class RoundProbe:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch runs between the passes
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        self._inputs = {value.name for value in self._session.get_inputs()}
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._cache: Arrays = {}
         self.reset()
@@ -109,8 +112,12 @@ class RoundProbe:
             "past_length": np.array([pending.past_length]),
             "pending_rows": np.array([*pending.rows, *[0] * (depth + 1 - len(pending.rows))], dtype=np.int64),
             "pending_count": np.array([len(pending.rows)]),
+            "stop_ids": np.zeros(0, dtype=np.int64),
+            "token_budget": np.array([UNLIMITED]),
+            "finished": np.array([False]),
         }
-        outputs = self._session.run(self._outputs, inputs | replaced | self._cache)
+        inputs |= replaced | self._cache
+        outputs = self._session.run(self._outputs, {name: inputs[name] for name in inputs if name in self._inputs})
         values = dict(zip(self._outputs, outputs, strict=True))
         values[HIDDEN] = values[HIDDEN][0]
         if keep_cache:

@@ -83,8 +83,13 @@ def test_manifest_that_is_not_utf8(bundle: Path, commands: Commands) -> None:
 
 
 def test_newer_format_version_is_named_with_the_newest_known(bundle: Path, commands: Commands) -> None:
-    edit_manifest(bundle, lambda document: document.update(format_version=2))
-    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "version 2", "newer than 1"])
+    edit_manifest(bundle, lambda document: document.update(format_version=3))
+    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "version 3", "newer than 2"])
+
+
+def test_older_format_version_is_refused(bundle: Path, commands: Commands) -> None:
+    edit_manifest(bundle, lambda document: document.update(format_version=1))
+    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "version 1", "older than 2"])
 
 
 @pytest.mark.parametrize("version", [None, "1", 0, -1, 1.0, True, [1]])
@@ -93,7 +98,7 @@ def test_format_version_that_is_none(version: object, bundle: Path, commands: Co
     commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "format_version"])
 
 
-@pytest.mark.parametrize("field", ["name", "dtype", "limits", "model", "heads", "tools", "graphs", "files"])
+@pytest.mark.parametrize("field", ["name", "dtype", "limits", "model", "heads", "tools", "graphs", "files", "policies"])
 @pytest.mark.parametrize("value", [None, 7], ids=["null", "number"])
 def test_field_of_the_wrong_kind(field: str, value: object, bundle: Path, commands: Commands) -> None:
     edit_manifest(bundle, lambda document: document.update({field: value}))
@@ -188,13 +193,6 @@ def test_process_ends_in_two_lines_too(bundle: Path) -> None:
 
 
 # Acceptance policies
-
-
-def test_bundle_from_before_there_were_policies_is_greedy(bundle: Path, commands: Commands) -> None:
-    edit_manifest(bundle, lambda document: document.pop("policies"))
-    answer = json.loads(commands.run("--engine", bundle, *ASK, "--json"))
-    assert answer["acceptance"]["policy"] == "greedy"
-    commands.run_refuses("--engine", bundle, *ASK, "--acceptance", "sample", named=["--acceptance sample"])
 
 
 @pytest.mark.parametrize("policies", [[], ["sample"], ["greedy", "best"], "greedy", ["greedy", 1]])

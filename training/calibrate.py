@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,9 @@ class _Recorder:
     def __init__(self, state: DecodeState) -> None:
         self._state = state
         self.proposals: list[npt.NDArray[np.int64]] = []
+
+    def limit(self, stop_ids: Set[int], token_budget: int) -> None:
+        self._state.limit(stop_ids, token_budget)
 
     @property
     def rows_ready(self) -> int:

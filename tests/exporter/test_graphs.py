@@ -23,6 +23,8 @@ STATE_INPUTS = ("past_length", "pending_rows", "pending_count")
 OUTPUTS = (
     "accepted_tokens",
     "accepted_count",
+    "next_token_budget",
+    "next_finished",
     "next_input_ids",
     "next_position_ids",
     "next_past_length",
@@ -138,29 +140,35 @@ def cache_signature(limits: Limits, key: str, value: str) -> dict[str, tuple[int
 def test_inputs_and_outputs_have_the_names_shapes_and_dtypes_of_the_contract(folder: Path, name: str) -> None:
     graph = Graph(folder, name)
     limits, is_round = graph.limits, name == "round"
-    int64, slots = TensorProto.INT64, limits.depth + 1
+    int64, bool_, slots = TensorProto.INT64, TensorProto.BOOL, limits.depth + 1
     inputs = graph.signature(graph.model.graph.input)
-    rows, logit_rows = inputs["input_ids"][1][1], inputs["logit_rows"][1][0]
+    rows, logit_rows, stop_ids = inputs["input_ids"][1][1], inputs["logit_rows"][1][0], inputs["stop_ids"][1][0]
     paths = inputs["retrieve_indices"][1][0] if is_round else None
     next_rows = inputs["tree_indices"][1][0] if is_round else 1
     expected: dict[str, tuple[int, list[Any]]] = {
         "input_ids": (int64, [1, rows]),
         "position_ids": (int64, [1, rows]),
-        "tree_mask": (TensorProto.BOOL, [rows, rows]),
+        "tree_mask": (bool_, [rows, rows]),
         "logit_rows": (int64, [logit_rows]),
         "past_length": (int64, [1]),
         "pending_rows": (int64, [slots]),
         "pending_count": (int64, [1]),
+        "stop_ids": (int64, [stop_ids]),
+        "token_budget": (int64, [1]),
+        "finished": (bool_, [1]),
         **cache_signature(limits, "past_key", "past_value"),
     }
     if is_round:
         expected |= {"retrieve_indices": (int64, [paths, slots]), "tree_indices": (int64, [next_rows])}
-        assert len({rows, logit_rows, paths, next_rows}) == 4, "sizes that vary on their own have one name"
-        assert all(isinstance(size, str) for size in (rows, logit_rows, paths, next_rows)), "a fixed size"
+        sizes = (rows, logit_rows, paths, next_rows, stop_ids)
+        assert len(set(sizes)) == len(sizes), "sizes that vary on their own have one name"
+        assert all(isinstance(size, str) for size in sizes), "a fixed size"
     assert inputs == expected
     assert graph.signature(graph.model.graph.output) == {
         "accepted_tokens": (int64, [slots]),
         "accepted_count": (int64, [1]),
+        "next_token_budget": (int64, [1]),
+        "next_finished": (bool_, [1]),
         "next_input_ids": (int64, [1, next_rows]),
         "next_position_ids": (int64, [1, next_rows]),
         "next_past_length": (int64, [1]),
@@ -294,6 +302,7 @@ one = np.ones(1, dtype=np.int64)
 engine.backend.session("step").run(None, {
     "input_ids": one[None], "position_ids": one[None], "tree_mask": np.ones((1, 1), dtype=bool), "logit_rows": 0 * one,
     "past_length": 0 * one, "pending_rows": np.zeros(limits.depth + 1, dtype=np.int64), "pending_count": 0 * one,
+    "stop_ids": one[:0], "token_budget": one, "finished": np.zeros(1, dtype=bool),
 } | {f"past_{kind}.{layer}": cache for kind in ("key", "value") for layer in range(limits.layers)})
 """
 

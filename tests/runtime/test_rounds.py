@@ -74,6 +74,15 @@ def test_the_rigged_answers_have_rounds_of_every_length(rigged_64: Exported) -> 
     assert set(answer.published) == set(range(1, RIGGED_HEADS + 2))
 
 
+def place(published: list[int], index: int) -> tuple[int, int]:
+    """The round of a token of an answer: how many tokens it published, and how many of them up to this one."""
+    for length in published:
+        if index < length:
+            return length, index + 1
+        index -= length
+    raise AssertionError("the answer is shorter")
+
+
 # Stop tokens
 
 
@@ -82,6 +91,7 @@ def test_a_stop_token_ends_the_answer_wherever_it_stands_in_a_round(
     rigged_64: Exported, rigged_heads: Rigged, tree: Tree | None
 ) -> None:
     expected = rigged_heads.answer([0], 40)
+    whole = Answer(rigged_64, [0], tree, max_new_tokens=45).published
     places = set()
     for index, stop in enumerate(expected):
         answer = Answer(rigged_64, [0], tree, max_new_tokens=40, stop_ids=frozenset([stop]))
@@ -89,7 +99,8 @@ def test_a_stop_token_ends_the_answer_wherever_it_stands_in_a_round(
         assert answer.finish_reason == "stop"
         assert int(answer.state.slot.pending_count[0]) == answer.published[-1]
         assert len(cache_rows(answer.state)) == 1 + len(answer.token_ids)
-        places.add((int(answer.state.read().tokens.size), answer.published[-1]))
+        places.add(place(whole, index))
+        assert answer.published[-1] == place(whole, index)[1]
     if tree is BINARY:  # each of the tokens of rounds of each length has been the stop token
         lengths = range(1, RIGGED_HEADS + 2)
         assert places == {(length, kept) for length in lengths for kept in range(1, length + 1)}
@@ -142,6 +153,7 @@ def test_an_answer_has_exactly_as_many_tokens_as_its_budget(
     rigged_64: Exported, rigged_heads: Rigged, tree: Tree | None
 ) -> None:
     expected = rigged_heads.answer([3, 0], 30)
+    whole = Answer(rigged_64, [3, 0], tree, max_new_tokens=35).published
     cut = set()
     for budget in range(31):
         answer = Answer(rigged_64, [3, 0], tree, max_new_tokens=budget)
@@ -150,7 +162,8 @@ def test_an_answer_has_exactly_as_many_tokens_as_its_budget(
         assert sum(answer.published) == budget
         if budget:
             assert len(cache_rows(answer.state)) == 2 + budget
-            cut.add((int(answer.state.read().tokens.size), answer.published[-1]))
+            assert answer.published[-1] == place(whole, budget - 1)[1]
+            cut.add(place(whole, budget - 1))
     if tree is BINARY:
         assert any(kept < length for length, kept in cut), "no budget ended inside a round"
 

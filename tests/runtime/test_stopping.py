@@ -15,7 +15,7 @@ from medusa_engine.runtime import rounds
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation
-from medusa_engine.runtime.stop_strings import LONGEST_STOP_STRING
+from medusa_engine.runtime.stop_strings import LONGEST_STOP_STRING, MOST_STOP_STRINGS
 from medusa_engine.runtime.text import Tokenizer
 from medusa_engine.runtime.tree import parse_tree
 
@@ -109,7 +109,9 @@ def test_a_stop_string_in_the_prompt_ends_nothing(lettered: Engine, whole: Gener
     assert answer.finish_reason == "length" and answer.generated_tokens == 5
 
 
-@pytest.mark.parametrize("stop", ["", ["x", ""], [7], 7, None, "x" * (LONGEST_STOP_STRING + 1)])
+@pytest.mark.parametrize(
+    "stop", ["", ["x", ""], [7], 7, None, "x" * (LONGEST_STOP_STRING + 1), ["x"] * (MOST_STOP_STRINGS + 1)]
+)
 def test_a_stop_string_that_is_none_is_refused(lettered: Engine, stop: Any) -> None:
     with lettered.session() as session:
         with pytest.raises(UserError, match="stop string"):
@@ -117,8 +119,9 @@ def test_a_stop_string_that_is_none_is_refused(lettered: Engine, stop: Any) -> N
         assert session.generate(prompt_ids=[0], max_new_tokens=2).generated_tokens == 2
 
 
-def test_the_longest_stop_string_is_accepted(lettered: Engine) -> None:
-    assert lettered.generate(prompt_ids=[0], max_new_tokens=3, stop="x" * LONGEST_STOP_STRING).generated_tokens == 3
+def test_the_longest_and_the_most_stop_strings_are_accepted(lettered: Engine) -> None:
+    stop = ["!" * LONGEST_STOP_STRING] * MOST_STOP_STRINGS
+    assert lettered.generate(prompt_ids=[0], max_new_tokens=3, stop=stop).generated_tokens == 3
 
 
 def test_stop_strings_are_refused_without_a_tokenizer(rigged_64: Exported) -> None:
