@@ -67,7 +67,7 @@ def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, graph_name: s
     """Write the graph that computes one kind of pass and nothing else.
 
     Args:
-        graph_name: as in `manifest.graph_names`: `round`, `step` (no tree, no heads), or one of another policy.
+        graph_name: as in `manifest.graph_names`: `round`, `step` (no tree, no heads), or another variant of them.
         logits: also output the target logits [R, V].
 
     Raises:

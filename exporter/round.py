@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from medusa_engine.exporter.acceptance import accept_likely, accept_tokens, paths_of
+from medusa_engine.exporter.acceptance import paths_of
 from medusa_engine.exporter.cache import StaticCache
 from medusa_engine.exporter.heads import MedusaHeads
-from medusa_engine.exporter.sampling import SamplingInputs, likely_and_threshold, sample
+from medusa_engine.exporter.penalty import PenaltyInputs, penalise
+from medusa_engine.exporter.policies import TypicalInputs, judge
+from medusa_engine.exporter.sampling import SamplingInputs
 from medusa_engine.runtime.manifest import graph_name
-from medusa_engine.runtime.policy import GREEDY, SAMPLE, TYPICAL
+from medusa_engine.runtime.policy import graph_variant
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,17 @@ class Round(torch.nn.Module):
         heads: its Medusa heads.
         shape: fixed sizes.
         policies: of acceptance, beside greedy.
+        repetition_penalty: also compute each policy behind the repetition penalty.
     """
 
     def __init__(
-        self, model: torch.nn.Module, heads: MedusaHeads, shape: RoundShape, policies: Collection[str] = ()
+        self,
+        model: torch.nn.Module,
+        heads: MedusaHeads,
+        shape: RoundShape,
+        policies: Collection[str] = (),
+        *,
+        repetition_penalty: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -79,6 +88,7 @@ class Round(torch.nn.Module):
         self.heads = heads
         self.shape = shape
         self.policies = policies
+        self.repetition_penalty = repetition_penalty
 
     def forward(
         self,
@@ -101,6 +111,8 @@ class Round(torch.nn.Module):
         posterior_threshold: torch.Tensor,  # [1] fp32
         posterior_alpha: torch.Tensor,  # [1] fp32
         root_drawn: torch.Tensor,  # [1] bool
+        history: torch.Tensor,  # [T]
+        repetition_penalty: torch.Tensor,  # [1] fp32
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
     ) -> dict[str, torch.Tensor]:
@@ -112,29 +124,20 @@ class Round(torch.nn.Module):
         rows = input_ids.shape[1]
         logit_index = torch.zeros(rows, dtype=torch.int64)  # packed row -> its place in logit_rows
         logit_index = logit_index.scatter(0, logit_rows, torch.arange(logit_rows.shape[0]))
-        best_token = logits.argmax(dim=-1)  # [R]
         paths = paths_of(input_ids[0], retrieve_indices)
         sampling = SamplingInputs(uniforms, temperature, top_k, top_p, min_p, ranks)
-
-        chosen = {GREEDY: best_token}  # policy -> the target's token behind each row with logits, [R]
-        if SAMPLE in self.policies:
-            chosen[SAMPLE] = sample(logits, sampling)
-        accepted, next_root = {}, {}  # policy -> what it accepts, and the root of the next tree [1]
-        for policy, tokens in chosen.items():
-            by_row = tokens.index_select(0, logit_index)  # [N]
-            accepted[policy] = accept_tokens(paths, by_row)
-            next_root[policy] = by_row.index_select(0, accepted[policy]["winning_row"])
-        if TYPICAL in self.policies:
-            probabilities, threshold = likely_and_threshold(
-                logits, best_token, temperature, posterior_threshold, posterior_alpha
-            )
-            parents = paths.by_row(logit_index)[:, :-1]  # [paths, D]
-            edges = parents * probabilities.shape[1] + paths.tokens[:, 1:]
-            likely = probabilities.reshape(-1).index_select(0, edges.reshape(-1)).view_as(edges)
-            accepted[TYPICAL] = accept_likely(paths, likely, threshold.index_select(0, logit_index))
-            row = logit_index.index_select(0, accepted[TYPICAL]["winning_row"])  # [1]
-            drawn = sample(logits.index_select(0, row), sampling.rows(row))
-            next_root[TYPICAL] = torch.where(root_drawn, drawn, best_token.index_select(0, row))
+        typical = TypicalInputs(posterior_threshold, posterior_alpha, root_drawn)
+        scores = {False: logits}  # whether repetition is penalised -> [R, V]
+        if self.repetition_penalty:
+            on_path = tree_mask.index_select(0, logit_rows)  # [R, N]
+            scores[True] = penalise(logits, input_ids[0], on_path, PenaltyInputs(history, repetition_penalty))
+        chosen, accepted, next_root = {}, {}, {}  # of each variant, see `policies.Verdict`
+        for penalised, values in scores.items():
+            for name, verdict in judge(self.policies, values, paths, logit_index, sampling, typical).items():
+                variant = graph_variant(name, penalised=penalised)
+                accepted[variant], next_root[variant] = verdict.accepted, verdict.next_root
+                if verdict.tokens is not None:
+                    chosen[variant] = verdict.tokens
 
         out = {"logits": logits}
         for policy, acceptance in accepted.items():

@@ -19,6 +19,8 @@ STATE_INPUTS = ("past_length", "pending_rows", "pending_count")
 TREE_INPUTS = ("input_ids", "position_ids", "tree_mask", "logit_rows", "retrieve_indices", "tree_indices")
 SAMPLING_INPUTS = ("uniforms", "temperature", "top_k", "top_p", "min_p", "ranks")
 TYPICAL_INPUTS = ("posterior_threshold", "posterior_alpha", "root_drawn")
+PENALTY_INPUTS = ("history", "repetition_penalty")
+POLICY_INPUTS = (*SAMPLING_INPUTS, *TYPICAL_INPUTS, *PENALTY_INPUTS)
 
 _LARGEST_DIM = 1 << 20
 EXAMPLE_ROWS = 5  # the smallest cache that can be traced has as many
@@ -45,8 +47,9 @@ def trace_round(round_module: Round) -> ir.Model:
         "live": {0: dim("live_rows", min=2, max=shape.cache_rows)},
         "keys": [None] * shape.layers,
         "values": [None] * shape.layers,
-    } | dict.fromkeys((*STATE_INPUTS, *SAMPLING_INPUTS, *TYPICAL_INPUTS))
-    dynamic |= {"uniforms": {0: logit_rows}, "ranks": {0: torch.export.Dim.DYNAMIC}}
+    } | dict.fromkeys((*STATE_INPUTS, *POLICY_INPUTS))
+    free = {0: torch.export.Dim.DYNAMIC}
+    dynamic |= {"uniforms": {0: logit_rows}, "ranks": free, "history": free}
     with torch.no_grad(), quiet_export():
         output_names = list(round_module(**inputs))
         program = torch.onnx.export(
@@ -56,7 +59,7 @@ def trace_round(round_module: Round) -> ir.Model:
             opset_version=OPSET,
             verbose=False,
             input_names=[
-                *(*TREE_INPUTS, *STATE_INPUTS, LIVE_INPUT, *SAMPLING_INPUTS, *TYPICAL_INPUTS),
+                *(*TREE_INPUTS, *STATE_INPUTS, LIVE_INPUT, *POLICY_INPUTS),
                 *cache_names("past_key", "past_value", shape),
             ],
             output_names=output_names,
@@ -96,6 +99,8 @@ def example_inputs(shape: RoundShape) -> dict[str, object]:
         "posterior_threshold": torch.ones(1),
         "posterior_alpha": torch.ones(1),
         "root_drawn": torch.tensor([False]),
+        "history": torch.arange(n + 1),
+        "repetition_penalty": torch.ones(1),
         "keys": [torch.zeros(size) for _ in range(shape.layers)],
         "values": [torch.zeros(size) for _ in range(shape.layers)],
     }

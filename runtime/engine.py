@@ -144,6 +144,11 @@ class Engine:
                 f"{self.manifest.name}: the bundle was exported without --acceptance {policy.name}",
                 f"choose of {', '.join(self.manifest.policies)}, or export the model with --acceptance {policy.name}",
             )
+        if policy.penalises and not self.manifest.repetition_penalty:
+            raise UserError(
+                f"{self.manifest.name}: the bundle was exported without --repetition-penalty",
+                "leave repetition_penalty at 1, or export the model again with medusa-export --repetition-penalty",
+            )
         if policy.name == TYPICAL and not speculation:
             raise UserError(
                 "typical acceptance is chosen without speculation: it judges drafts, and there are none",

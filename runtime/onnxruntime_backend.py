@@ -117,6 +117,7 @@ class OnnxRuntimeState:
         self._rows_ready = 0
         self._bindings: dict[str, ort.IOBinding] = {}
         self.cache = _allocate_cache(limits)
+        self.history = np.zeros(limits.cache_rows, dtype=np.int64)
         self.use(AcceptancePolicy())
 
     def use(self, policy: AcceptancePolicy) -> None:
@@ -134,6 +135,7 @@ class OnnxRuntimeState:
 
     def prefill(self, token_ids: Int64Array, start: int, next_tree: TreeBuffers | None) -> None:
         rows = len(token_ids)
+        self.history[start : start + rows] = token_ids
         inputs = {
             "input_ids": token_ids[None],  # [1, N]
             "position_ids": np.arange(start, start + rows)[None],  # [1, N]
@@ -192,8 +194,10 @@ class OnnxRuntimeState:
         inputs["past_length"] = before.past_length
         inputs["pending_rows"] = before.pending_rows
         inputs["pending_count"] = before.pending_count
-        if self._policy_inputs:
-            inputs |= self._policy_inputs
+        inputs |= self._policy_inputs
+        if self._policy.penalises:
+            inputs["history"] = self.history[: before.past_length[0] + before.pending_count[0]]  # [T], before this pass
+        if self._policy.effective != GREEDY:
             inputs["uniforms"] = uniforms(self._policy.seed, inputs["position_ids"][0, inputs["logit_rows"]])  # [R]
         outputs = {
             "accepted_tokens": after.accepted_tokens,
@@ -209,6 +213,8 @@ class OnnxRuntimeState:
         for name, array in outputs.items():
             binding.bind_output(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
         session.run_with_iobinding(binding)  # `inputs` lives until here: the binding holds addresses only
+        published, count = after.past_length[0], after.accepted_count[0]
+        self.history[published : published + count] = after.accepted_tokens[:count]
         self._current = 1 - self._current
         self._rows_ready = next_rows
 

@@ -41,6 +41,25 @@ def uniforms(seed: int, positions: Ints) -> npt.NDArray[np.float32]:
     return values / np.float32(2**_BITS)
 
 
+def penalised_logits(logits: npt.NDArray[np.floating[Any]], token_ids: Ints, penalty: float) -> Floats:
+    """Logits behind the repetition penalty: those of tokens that are there become less likely, once each.
+
+    Args:
+        logits: [V].
+        token_ids: [T], every token of prompt, answer and path up to and with the row's own.
+        penalty: divides positive logits and multiplies negative ones.
+
+    Returns:
+        [V] float64.
+
+    Source: CTRL, arXiv 1909.05858, section 4.1, as in transformers' RepetitionPenaltyLogitsProcessor.
+    """
+    penalised = logits.astype(np.float64)
+    scores = penalised[token_ids]
+    penalised[token_ids] = np.where(scores < 0, scores * penalty, scores / penalty)
+    return penalised
+
+
 def processed_probabilities(
     logits: npt.NDArray[np.floating[Any]],
     *,
