@@ -37,7 +37,7 @@ def accept_tokens(paths: Paths, chosen: torch.Tensor) -> dict[str, torch.Tensor]
     Args:
         chosen: [N] the target's token by packed row.
     """
-    return _accept(paths, paths.tokens[:, 1:] == paths.by_row(chosen)[:, :-1], None)
+    return accept_passed(paths, paths.tokens[:, 1:] == paths.by_row(chosen)[:, :-1])
 
 
 def accept_likely(paths: Paths, likely: torch.Tensor, threshold: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -47,10 +47,10 @@ def accept_likely(paths: Paths, likely: torch.Tensor, threshold: torch.Tensor) -
         likely: [paths, D] the target's probability of each token behind the root.
         threshold: [N] by packed row.
     """
-    return _accept(paths, likely > paths.by_row(threshold)[:, :-1], likely)
+    return accept_passed(paths, likely > paths.by_row(threshold)[:, :-1], likely)
 
 
-def _accept(paths: Paths, passed: torch.Tensor, likely: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def accept_passed(paths: Paths, passed: torch.Tensor, likely: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
     """The path with the most edges passed from the root on; of equals the likeliest, then the first.
 
     Args:

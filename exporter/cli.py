@@ -52,7 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=ExportSettings.acceptance,
         metavar="POLICY,...",
         help=f"acceptance policies for medusa-run to choose from: {','.join(POLICIES)}; greedy is always there, sample"
-        f" keeps the model's distribution, typical {TYPICAL_NOTE}; default: {','.join(ExportSettings.acceptance)}",
+        f" and rejection keep the model's distribution, typical {TYPICAL_NOTE}; default:"
+        f" {','.join(ExportSettings.acceptance)}",
     )
     parser.add_argument(
         "--repetition-penalty",

@@ -75,7 +75,13 @@ def export(settings: ExportSettings) -> Path:
             limits = _limits(settings, config, heads)
         _check_tree(tree, settings, limits.heads)
         shape = RoundShape(
-            limits.layers, limits.kv_heads, limits.head_dim, limits.cache_rows, limits.heads, limits.topk
+            limits.layers,
+            limits.kv_heads,
+            limits.head_dim,
+            limits.cache_rows,
+            limits.heads,
+            limits.topk,
+            limits.vocab_size,
         )
     for note in heads.notes:
         print(f"note: {heads_path}: {note}", file=sys.stderr)

@@ -118,6 +118,14 @@ class MedusaHeads(torch.nn.Module):
         ]
         return torch.cat(rows, dim=0)
 
+    def full_logits(self, hidden: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """`forward` over the whole vocabulary, [K, V]: -inf where a draft vocabulary has no token."""
+        logits = self(hidden)
+        if self.token_map is None:
+            return logits
+        full = torch.full((logits.shape[0], vocab_size), -torch.inf, dtype=logits.dtype)
+        return full.scatter(1, self.token_map.expand(logits.shape[0], -1), logits)
+
     def rank(self, hidden: torch.Tensor, topk: int) -> torch.Tensor:
         """The best tokens of each head, [K, topk], from the hidden state [1, H] of the winning row."""
         ranked = self(hidden).topk(topk, dim=-1).indices

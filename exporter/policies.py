@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 
 from medusa_engine.exporter.acceptance import Paths, accept_likely, accept_tokens
-from medusa_engine.exporter.sampling import SamplingInputs, likely_and_threshold, sample
-from medusa_engine.runtime.policy import GREEDY, SAMPLE, TYPICAL
+from medusa_engine.exporter.rejection import RejectionInputs, accept_drafts
+from medusa_engine.exporter.sampling import SamplingInputs, draw, likely_and_threshold, processed_weights, sample
+from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL
 
 
 class TypicalInputs(NamedTuple):
@@ -46,6 +47,7 @@ def judge(
     logit_index: torch.Tensor,
     sampling: SamplingInputs,
     typical: TypicalInputs,
+    rejection: RejectionInputs,
 ) -> dict[str, Verdict]:
     """The verdict of greedy and of each of the policies.
 
@@ -63,6 +65,10 @@ def judge(
         by_row = tokens.index_select(0, logit_index)  # [N]
         accepted = accept_tokens(paths, by_row)
         verdicts[policy] = Verdict(accepted, by_row.index_select(0, accepted["winning_row"]), tokens)
+    if REJECTION in policies:
+        weights = processed_weights(logits, sampling)
+        accepted, next_root = accept_drafts(paths, weights, logit_index, sampling.uniforms, rejection)
+        verdicts[REJECTION] = Verdict(accepted, next_root, draw(weights, sampling.uniforms))
     if TYPICAL in policies:
         probabilities, threshold = likely_and_threshold(
             logits, best_token, sampling.temperature, typical.posterior_threshold, typical.posterior_alpha

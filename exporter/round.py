@@ -16,9 +16,10 @@ from medusa_engine.exporter.cache import StaticCache
 from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.exporter.penalty import PenaltyInputs, penalise
 from medusa_engine.exporter.policies import TypicalInputs, judge
+from medusa_engine.exporter.rejection import RejectionInputs, draw_drafts
 from medusa_engine.exporter.sampling import SamplingInputs
 from medusa_engine.runtime.manifest import graph_name
-from medusa_engine.runtime.policy import graph_variant
+from medusa_engine.runtime.policy import REJECTION, graph_variant
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RoundShape:
         cache_rows: S_max.
         heads: K; the deepest tree has depth K, pending_rows has D+1 = K+1 entries.
         topk: TOPK, ranks each head offers.
+        vocab_size: V.
     """
 
     layers: int
@@ -38,6 +40,7 @@ class RoundShape:
     cache_rows: int
     heads: int
     topk: int
+    vocab_size: int
 
     @property
     def depth(self) -> int:
@@ -111,6 +114,9 @@ class Round(torch.nn.Module):
         posterior_threshold: torch.Tensor,  # [1] fp32
         posterior_alpha: torch.Tensor,  # [1] fp32
         root_drawn: torch.Tensor,  # [1] bool
+        proposal: torch.Tensor,  # [K, V] fp32
+        accept_uniforms: torch.Tensor,  # [R] fp32
+        draft_uniforms: torch.Tensor,  # [2K] fp32
         history: torch.Tensor,  # [T]
         repetition_penalty: torch.Tensor,  # [1] fp32
         keys: Sequence[torch.Tensor],
@@ -127,13 +133,15 @@ class Round(torch.nn.Module):
         paths = paths_of(input_ids[0], retrieve_indices)
         sampling = SamplingInputs(uniforms, temperature, top_k, top_p, min_p, ranks)
         typical = TypicalInputs(posterior_threshold, posterior_alpha, root_drawn)
+        rejection = RejectionInputs(proposal, accept_uniforms, draft_uniforms)
         scores = {False: logits}  # whether repetition is penalised -> [R, V]
         if self.repetition_penalty:
             on_path = tree_mask.index_select(0, logit_rows)  # [R, N]
             scores[True] = penalise(logits, input_ids[0], on_path, PenaltyInputs(history, repetition_penalty))
         chosen, accepted, next_root = {}, {}, {}  # of each variant, see `policies.Verdict`
         for penalised, values in scores.items():
-            for name, verdict in judge(self.policies, values, paths, logit_index, sampling, typical).items():
+            verdicts = judge(self.policies, values, paths, logit_index, sampling, typical, rejection)
+            for name, verdict in verdicts.items():
                 variant = graph_variant(name, penalised=penalised)
                 accepted[variant], next_root[variant] = verdict.accepted, verdict.next_root
                 if verdict.tokens is not None:
@@ -148,17 +156,28 @@ class Round(torch.nn.Module):
             )
             next_position = position_ids[0].index_select(0, winning_row) + 1  # [1]
             frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
-            candidates = self.propose(next_root[policy], frontier)
+            drawn = {}
+            if policy.split(".")[0] == REJECTION:
+                head_logits = self.heads.full_logits(frontier, self.shape.vocab_size)
+                tokens, drawn["next_proposal"] = draw_drafts(head_logits, sampling, draft_uniforms, count)
+                ranked = tokens[:, None].expand(-1, self.shape.topk)  # a chain has rank 0 alone
+            else:
+                ranked = self.heads.rank(frontier, self.shape.topk)  # [K, TOPK]
+            candidates = torch.cat([next_root[policy], ranked.reshape(-1)])  # by slot, [1 + K*TOPK]
             # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
             next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
-            outputs = acceptance | {
-                "next_input_ids": candidates.index_select(0, tree_indices)[None],
-                "next_position_ids": (next_position + next_depth)[None],
-                # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
-                "next_past_length": next_position - count,
-                "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
-                "next_pending_count": count,
-            }
+            outputs = (
+                acceptance
+                | drawn
+                | {
+                    "next_input_ids": candidates.index_select(0, tree_indices)[None],
+                    "next_position_ids": (next_position + next_depth)[None],
+                    # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
+                    "next_past_length": next_position - count,
+                    "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
+                    "next_pending_count": count,
+                }
+            )
             out |= {f"{graph_name('round', policy)}.{name}": value for name, value in outputs.items()}
 
         last_row = logit_rows[-1:]  # [1]
@@ -222,8 +241,3 @@ class Round(torch.nn.Module):
         if getattr(config, "layer_types", None):
             return {"full_attention": full[None, None], "sliding_attention": local[None, None]}
         return local[None, None]
-
-    def propose(self, root: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Candidate tokens by slot, [1 + K*TOPK]: the next root [1], then each head's top-k of hidden [1, H]."""
-        ranked = self.heads.rank(hidden, self.shape.topk)  # [K, TOPK]
-        return torch.cat([root, ranked.reshape(-1)])

@@ -19,8 +19,9 @@ STATE_INPUTS = ("past_length", "pending_rows", "pending_count")
 TREE_INPUTS = ("input_ids", "position_ids", "tree_mask", "logit_rows", "retrieve_indices", "tree_indices")
 SAMPLING_INPUTS = ("uniforms", "temperature", "top_k", "top_p", "min_p", "ranks")
 TYPICAL_INPUTS = ("posterior_threshold", "posterior_alpha", "root_drawn")
+REJECTION_INPUTS = ("proposal", "accept_uniforms", "draft_uniforms")
 PENALTY_INPUTS = ("history", "repetition_penalty")
-POLICY_INPUTS = (*SAMPLING_INPUTS, *TYPICAL_INPUTS, *PENALTY_INPUTS)
+POLICY_INPUTS = (*SAMPLING_INPUTS, *TYPICAL_INPUTS, *REJECTION_INPUTS, *PENALTY_INPUTS)
 
 _LARGEST_DIM = 1 << 20
 EXAMPLE_ROWS = 5  # the smallest cache that can be traced has as many
@@ -49,7 +50,8 @@ def trace_round(round_module: Round) -> ir.Model:
         "values": [None] * shape.layers,
     } | dict.fromkeys((*STATE_INPUTS, *POLICY_INPUTS))
     free = {0: torch.export.Dim.DYNAMIC}
-    dynamic |= {"uniforms": {0: logit_rows}, "ranks": free, "history": free}
+    # As one more R, it could be where a graph that has no use for its values takes that size from
+    dynamic |= {"uniforms": {0: logit_rows}, "accept_uniforms": free, "ranks": free, "history": free}
     with torch.no_grad(), quiet_export():
         output_names = list(round_module(**inputs))
         program = torch.onnx.export(
@@ -99,6 +101,9 @@ def example_inputs(shape: RoundShape) -> dict[str, object]:
         "posterior_threshold": torch.ones(1),
         "posterior_alpha": torch.ones(1),
         "root_drawn": torch.tensor([False]),
+        "proposal": torch.full((shape.heads, shape.vocab_size), 1 / shape.vocab_size),
+        "accept_uniforms": torch.full((n,), 0.5),
+        "draft_uniforms": torch.full((2 * shape.heads,), 0.5),
         "history": torch.arange(n + 1),
         "repetition_penalty": torch.ones(1),
         "keys": [torch.zeros(size) for _ in range(shape.layers)],

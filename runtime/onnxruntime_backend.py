@@ -14,9 +14,8 @@ import onnxruntime as ort
 from medusa_engine.runtime.backend import Published
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, Manifest, graph_name
-from medusa_engine.runtime.policy import GREEDY, AcceptancePolicy
-from medusa_engine.runtime.policy_inputs import constant_inputs
-from medusa_engine.runtime.sampling import uniforms
+from medusa_engine.runtime.policy import GREEDY, REJECTION, AcceptancePolicy
+from medusa_engine.runtime.policy_inputs import constant_inputs, drawn_inputs
 from medusa_engine.runtime.tree import TreeBuffers
 
 Int64Array = npt.NDArray[np.int64]
@@ -116,12 +115,16 @@ class OnnxRuntimeState:
         self._current = 0  # the slot that the next pass reads
         self._rows_ready = 0
         self._bindings: dict[str, ort.IOBinding] = {}
+        self._proposals: list[npt.NDArray[np.float32]] = []  # [K, V] beside each slot, once `rejection` is used
         self.cache = _allocate_cache(limits)
         self.history = np.zeros(limits.cache_rows, dtype=np.int64)
         self.use(AcceptancePolicy())
 
     def use(self, policy: AcceptancePolicy) -> None:
         self._policy = policy
+        if policy.effective == REJECTION and not self._proposals:
+            shape = (self._backend.limits.heads, self._backend.limits.vocab_size)
+            self._proposals = [np.zeros(shape, dtype=np.float32) for _ in self._slots]
         self._policy_inputs = constant_inputs(policy, self._backend.limits.vocab_size)
 
     @property
@@ -197,8 +200,8 @@ class OnnxRuntimeState:
         inputs |= self._policy_inputs
         if self._policy.penalises:
             inputs["history"] = self.history[: before.past_length[0] + before.pending_count[0]]  # [T], before this pass
-        if self._policy.effective != GREEDY:
-            inputs["uniforms"] = uniforms(self._policy.seed, inputs["position_ids"][0, inputs["logit_rows"]])  # [R]
+        positions = inputs["position_ids"][0, inputs["logit_rows"]]  # [R]
+        inputs |= drawn_inputs(self._policy, kind, positions, self._backend.limits.heads)
         outputs = {
             "accepted_tokens": after.accepted_tokens,
             "accepted_count": after.accepted_count,
@@ -208,6 +211,9 @@ class OnnxRuntimeState:
             "next_pending_rows": after.pending_rows,
             "next_pending_count": after.pending_count,
         }
+        if kind == "round" and self._policy.effective == REJECTION:
+            inputs["proposal"] = self._proposals[self._current]
+            outputs["next_proposal"] = self._proposals[1 - self._current]
         for name, array in inputs.items():
             binding.bind_input(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
         for name, array in outputs.items():

@@ -9,8 +9,8 @@ from typing import Any
 
 from medusa_engine.runtime.errors import UserError
 
-GREEDY, SAMPLE, TYPICAL = "greedy", "sample", "typical"
-POLICIES = (GREEDY, SAMPLE, TYPICAL)
+GREEDY, SAMPLE, REJECTION, TYPICAL = "greedy", "sample", "rejection", "typical"
+POLICIES = (GREEDY, SAMPLE, REJECTION, TYPICAL)
 PENALTY = "penalty"
 ROOTS = ("argmax", "drawn")
 TYPICAL_NOTE = "does not preserve the model's distribution"
@@ -32,8 +32,9 @@ class AcceptancePolicy:
     """How a round accepts, and how its tokens are chosen.
 
     `greedy` writes the target's argmax. `sample` draws every token from the target's processed distribution, as plain
-    sampling does. `typical` accepts drafts that the target finds likely enough: a quality heuristic, which does not
-    preserve the model's distribution.
+    sampling does. `rejection` draws a chain of drafts, each from its head's own distribution under the same parameters,
+    and accepts and corrects them so that tokens are distributed as those of `sample`. `typical` accepts drafts that the
+    target finds likely enough: a quality heuristic, which does not preserve the model's distribution.
 
     Attributes:
         name: one of POLICIES.
@@ -95,7 +96,7 @@ class AcceptancePolicy:
     @property
     def effective(self) -> str:
         """The policy that it amounts to: greedy where one token has all the probability."""
-        if self.temperature == 0 or (self.name == SAMPLE and self.top_k == 1):
+        if self.temperature == 0 or (self.name in (SAMPLE, REJECTION) and self.top_k == 1):
             return GREEDY
         return self.name
 
@@ -115,9 +116,14 @@ class AcceptancePolicy:
         return self.name != TYPICAL
 
     @property
+    def reproduces_plain(self) -> bool:
+        """Whether plain decoding gives the same tokens, with the same seed where they are drawn."""
+        return self.effective in (GREEDY, SAMPLE)
+
+    @property
     def draws(self) -> bool:
         """Whether the seed matters."""
-        return self.effective == SAMPLE or (self.effective == TYPICAL and self.typical_root == "drawn")
+        return self.effective in (SAMPLE, REJECTION) or (self.effective == TYPICAL and self.typical_root == "drawn")
 
     def document(self) -> dict[str, Any]:
         """The JSON form: every parameter that had an effect, and whether the distribution is preserved."""

@@ -6,13 +6,23 @@ import argparse
 from collections.abc import Callable
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.policy import GREEDY, POLICIES, ROOTS, SAMPLE, TYPICAL, TYPICAL_NOTE, AcceptancePolicy
+from medusa_engine.runtime.policy import (
+    GREEDY,
+    POLICIES,
+    REJECTION,
+    ROOTS,
+    SAMPLE,
+    TYPICAL,
+    TYPICAL_NOTE,
+    AcceptancePolicy,
+)
 
 _DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed")
 _PENALTY = "repetition_penalty"
 _PARAMETERS: dict[str, tuple[str, ...]] = {  # policy -> what it takes
     GREEDY: (_PENALTY,),
     SAMPLE: (*_DRAWS, _PENALTY),
+    REJECTION: (*_DRAWS, _PENALTY),
     TYPICAL: (*_DRAWS, _PENALTY, "posterior_threshold", "posterior_alpha", "typical_root"),
 }
 
@@ -25,6 +35,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
         default=AcceptancePolicy.name,
         metavar="POLICY",
         help="greedy: the tokens of plain greedy decoding; sample: tokens drawn from the model's own distribution;"
+        " rejection: of the same distribution, by a chain of drafts drawn from the heads;"
         f" typical: likely drafts are accepted, which {TYPICAL_NOTE}. One that the bundle was exported with;"
         " default: %(default)s",
     )

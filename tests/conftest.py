@@ -67,8 +67,9 @@ def every_graph(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp("every_graph")
     random_llama(folder, tied=False, seed=1)
     random_heads(folder, heads=3, layers=2, own_projection=True, scale=0.3, seed=2)
-    options = ("--max-length", "600", "--top-k", "5", "--max-tree-nodes", "24", "--acceptance", "sample,typical")
-    return export(folder, folder / "bundle", *options, "--repetition-penalty")
+    sizes = ("--max-length", "600", "--top-k", "5", "--max-tree-nodes", "24")
+    policies = ("--acceptance", "sample,rejection,typical", "--repetition-penalty")
+    return export(folder, folder / "bundle", *sizes, *policies)
 
 
 @pytest.fixture(scope="session")

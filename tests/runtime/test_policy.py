@@ -35,7 +35,7 @@ REFUSED = [
     {"posterior_alpha": -1.0},
     {"posterior_alpha": float("inf")},
     {"typical_root": "sampled"},
-    {"name": "rejection"},
+    {"name": "best"},
 ]
 
 
