@@ -202,7 +202,7 @@ class OnnxRuntimeState:
             inputs["history"] = self.history[: before.past_length[0] + before.pending_count[0]]  # [T], before this pass
         positions = inputs["position_ids"][0, inputs["logit_rows"]]  # [R]
         inputs |= drawn_inputs(self._policy, kind, positions, self._backend.limits.heads)
-        outputs = {
+        outputs: dict[str, npt.NDArray[Any]] = {
             "accepted_tokens": after.accepted_tokens,
             "accepted_count": after.accepted_count,
             "next_input_ids": after.input_ids[:, :next_rows],
