@@ -115,7 +115,7 @@ class Round(torch.nn.Module):
         posterior_alpha: torch.Tensor,  # [1] fp32
         root_drawn: torch.Tensor,  # [1] bool
         proposal: torch.Tensor,  # [K, V] fp32
-        accept_uniforms: torch.Tensor,  # [R] fp32
+        accept_uniforms: torch.Tensor,  # [R] fp32, traced as a size of its own
         draft_uniforms: torch.Tensor,  # [2K] fp32
         history: torch.Tensor,  # [T]
         repetition_penalty: torch.Tensor,  # [1] fp32
@@ -139,8 +139,8 @@ class Round(torch.nn.Module):
             on_path = tree_mask.index_select(0, logit_rows)  # [R, N]
             scores[True] = penalise(logits, input_ids[0], on_path, PenaltyInputs(history, repetition_penalty))
         chosen, accepted, next_root = {}, {}, {}  # of each variant, see `policies.Verdict`
-        for penalised, values in scores.items():
-            verdicts = judge(self.policies, values, paths, logit_index, sampling, typical, rejection)
+        for penalised, by_row in scores.items():
+            verdicts = judge(self.policies, by_row, paths, logit_index, sampling, typical, rejection)
             for name, verdict in verdicts.items():
                 variant = graph_variant(name, penalised=penalised)
                 accepted[variant], next_root[variant] = verdict.accepted, verdict.next_root
@@ -156,28 +156,23 @@ class Round(torch.nn.Module):
             )
             next_position = position_ids[0].index_select(0, winning_row) + 1  # [1]
             frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
-            drawn = {}
             if policy.split(".")[0] == REJECTION:
                 head_logits = self.heads.full_logits(frontier, self.shape.vocab_size)
-                tokens, drawn["next_proposal"] = draw_drafts(head_logits, sampling, draft_uniforms, count)
+                tokens, acceptance["next_proposal"] = draw_drafts(head_logits, sampling, draft_uniforms, count)
                 ranked = tokens[:, None].expand(-1, self.shape.topk)  # a chain has rank 0 alone
             else:
                 ranked = self.heads.rank(frontier, self.shape.topk)  # [K, TOPK]
             candidates = torch.cat([next_root[policy], ranked.reshape(-1)])  # by slot, [1 + K*TOPK]
             # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
             next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
-            outputs = (
-                acceptance
-                | drawn
-                | {
-                    "next_input_ids": candidates.index_select(0, tree_indices)[None],
-                    "next_position_ids": (next_position + next_depth)[None],
-                    # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
-                    "next_past_length": next_position - count,
-                    "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
-                    "next_pending_count": count,
-                }
-            )
+            outputs = acceptance | {
+                "next_input_ids": candidates.index_select(0, tree_indices)[None],
+                "next_position_ids": (next_position + next_depth)[None],
+                # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
+                "next_past_length": next_position - count,
+                "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
+                "next_pending_count": count,
+            }
             out |= {f"{graph_name('round', policy)}.{name}": value for name, value in outputs.items()}
 
         last_row = logit_rows[-1:]  # [1]

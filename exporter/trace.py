@@ -50,7 +50,7 @@ def trace_round(round_module: Round) -> ir.Model:
         "values": [None] * shape.layers,
     } | dict.fromkeys((*STATE_INPUTS, *POLICY_INPUTS))
     free = {0: torch.export.Dim.DYNAMIC}
-    # As one more R, it could be where a graph that has no use for its values takes that size from
+    # `accept_uniforms` has a size of its own: other graphs would take R from its shape, and so ask for it
     dynamic |= {"uniforms": {0: logit_rows}, "accept_uniforms": free, "ranks": free, "history": free}
     with torch.no_grad(), quiet_export():
         output_names = list(round_module(**inputs))

@@ -17,7 +17,7 @@ from tiny_models import RANDOM_VOCAB, Exported
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import graph_names, read_manifest
+from medusa_engine.runtime.manifest import document_sha256, graph_names, read_manifest
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.sampling import draw, penalised_logits, processed_probabilities, uniforms
@@ -153,6 +153,16 @@ def test_a_bundle_lists_its_penalising_graphs_and_off_is_the_graph_without(every
     assert "step.typical.penalty" not in manifest.graphs
     assert AcceptancePolicy("sample", repetition_penalty=1.0).graph == "sample"
     assert AcceptancePolicy(repetition_penalty=1.1).graph == "greedy.penalty"
+
+
+def test_a_manifest_that_lacks_a_penalising_graph_is_refused(every_graph: Exported, tmp_path: Path) -> None:
+    for change in ({"repetition_penalty": 1}, {"graphs": {"round": "round.onnx", "step": "step.onnx"}}):
+        document = json.loads((every_graph.bundle / "manifest.json").read_text()) | {"policies": ["greedy"]} | change
+        del document["sha256"]
+        document["sha256"] = document_sha256(document)
+        (tmp_path / "manifest.json").write_text(json.dumps(document))
+        with pytest.raises(UserError, match=r"repetition_penalty|round\.penalty"):
+            read_manifest(tmp_path)
 
 
 def test_a_bundle_without_penalising_graphs_refuses(shared_heads: Exported, commands: Commands) -> None:
