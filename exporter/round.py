@@ -148,6 +148,7 @@ class Round(torch.nn.Module):
                     chosen[variant] = verdict.tokens
 
         out = {"logits": logits}
+        blocks = self.heads.blocks()
         for policy, acceptance in accepted.items():
             winning_row, path_rows, count = (
                 acceptance.pop("winning_row"),
@@ -157,11 +158,11 @@ class Round(torch.nn.Module):
             next_position = position_ids[0].index_select(0, winning_row) + 1  # [1]
             frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
             if policy.split(".")[0] == REJECTION:
-                head_logits = self.heads.full_logits(frontier, self.shape.vocab_size)
+                head_logits = self.heads.full_logits(frontier, self.shape.vocab_size, blocks)
                 tokens, acceptance["next_proposal"] = draw_drafts(head_logits, sampling, draft_uniforms, count)
                 ranked = tokens[:, None].expand(-1, self.shape.topk)  # a chain has rank 0 alone
             else:
-                ranked = self.heads.rank(frontier, self.shape.topk)  # [K, TOPK]
+                ranked = self.heads.rank(frontier, self.shape.topk, blocks)  # [K, TOPK]
             candidates = torch.cat([next_root[policy], ranked.reshape(-1)])  # by slot, [1 + K*TOPK]
             # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
             next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
