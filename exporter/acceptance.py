@@ -38,6 +38,11 @@ class AcceptedPath(NamedTuple):
     tokens: torch.Tensor
     length: torch.Tensor
 
+    @property
+    def winning_row(self) -> torch.Tensor:
+        """[1]: the packed row of the last one."""
+        return self.rows.index_select(0, self.length - 1)
+
 
 def paths_of(tokens: torch.Tensor, retrieve_indices: torch.Tensor) -> Paths:
     """The paths of packed tokens [N] and `retrieve_indices` [paths, D+1]."""
@@ -51,7 +56,7 @@ def accept_tokens(paths: Paths, chosen: torch.Tensor) -> AcceptedPath:
     Args:
         chosen: [N] the target's token by packed row.
     """
-    return _accept(paths, paths.tokens[:, 1:] == paths.by_row(chosen)[:, :-1], None)
+    return accept_passed(paths, paths.tokens[:, 1:] == paths.by_row(chosen)[:, :-1])
 
 
 def accept_likely(paths: Paths, likely: torch.Tensor, threshold: torch.Tensor) -> AcceptedPath:
@@ -61,10 +66,10 @@ def accept_likely(paths: Paths, likely: torch.Tensor, threshold: torch.Tensor) -
         likely: [paths, D] the target's probability of each token behind the root.
         threshold: [N] by packed row.
     """
-    return _accept(paths, likely > paths.by_row(threshold)[:, :-1], likely)
+    return accept_passed(paths, likely > paths.by_row(threshold)[:, :-1], likely)
 
 
-def _accept(paths: Paths, passed: torch.Tensor, likely: torch.Tensor | None) -> AcceptedPath:
+def accept_passed(paths: Paths, passed: torch.Tensor, likely: torch.Tensor | None = None) -> AcceptedPath:
     """The path with the most edges passed from the root on; of equals the likeliest, then the first.
 
     Args:

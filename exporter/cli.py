@@ -52,7 +52,14 @@ def build_parser() -> argparse.ArgumentParser:
         default=ExportSettings.acceptance,
         metavar="POLICY,...",
         help=f"acceptance policies for medusa-run to choose from: {','.join(POLICIES)}; greedy is always there, sample"
-        f" keeps the model's distribution, typical {TYPICAL_NOTE}; default: {','.join(ExportSettings.acceptance)}",
+        f" and rejection keep the model's distribution, typical {TYPICAL_NOTE}; default:"
+        f" {','.join(ExportSettings.acceptance)}",
+    )
+    parser.add_argument(
+        "--repetition-penalty",
+        action="store_true",
+        help="also write the graphs for medusa-run --repetition-penalty: they share the weights, and without it cost"
+        " nothing",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
     add_version(parser)

@@ -17,6 +17,7 @@ import transformers
 from medusa_engine.exporter import bundle, checkpoint, graphs
 from medusa_engine.exporter.backbone import check_backbone
 from medusa_engine.exporter.check import check_logits
+from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
 from medusa_engine.exporter.round import Round, RoundShape
@@ -74,10 +75,18 @@ def export(settings: ExportSettings) -> Path:
             limits = _limits(settings, config, heads)
         _check_tree(tree, settings, limits.heads)
         shape = RoundShape(
-            limits.layers, limits.kv_heads, limits.head_dim, limits.cache_rows, limits.heads, limits.topk
+            limits.layers,
+            limits.kv_heads,
+            limits.head_dim,
+            limits.cache_rows,
+            limits.heads,
+            limits.topk,
+            limits.vocab_size,
         )
     for note in heads.notes:
         print(f"note: {heads_path}: {note}", file=sys.stderr)
+    if note := generation_note(model.generation_config):
+        print(f"note: {source.path}: {note}", file=sys.stderr)
     with bundle.new_bundle(place, force=settings.force) as folder:
         with _stage("writing tokenizer and tree"):
             tokenizer = checkpoint.save_tokenizer(source, folder)
@@ -86,11 +95,14 @@ def export(settings: ExportSettings) -> Path:
             _write_tree(folder / TREE_NAME, tree)
         with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, model):
             medusa_heads = MedusaHeads(heads, model.get_output_embeddings())
-            traced = trace_round(Round(model, medusa_heads, shape, settings.policies))
+            round_module = Round(
+                model, medusa_heads, shape, settings.policies, repetition_penalty=settings.repetition_penalty
+            )
+            traced = trace_round(round_module)
         with _stage("fusing and writing graphs and weights"), _traceable(source, model):
             graphs.finish_graph(traced)
             graphs.write_weights(traced, folder)
-            for name in graph_names(settings.policies):
+            for name in graph_names(settings.policies, repetition_penalty=settings.repetition_penalty):
                 graphs.write_graph(traced, folder / _graph_file(name), shape, graph_name=name)
         with _stage("comparing logits with transformers"), _traceable(source, model):
             probe = folder / "check.onnx"
@@ -99,7 +111,7 @@ def export(settings: ExportSettings) -> Path:
             check_logits(model, probe, shape)
             probe.unlink()
         with _stage("writing the manifest"):
-            manifest = _manifest(target.name, limits, source, model, heads, folder, settings.policies)
+            manifest = _manifest(target.name, limits, source, model, heads, folder, settings)
             bundle.write_manifest(folder, manifest)
     return target
 
@@ -189,7 +201,7 @@ def _manifest(
     model: Any,
     heads: HeadWeights,
     folder: Path,
-    policies: tuple[str, ...],
+    settings: ExportSettings,
 ) -> Manifest:
     return Manifest(
         name=name,
@@ -210,9 +222,13 @@ def _manifest(
             "sha256": {file.name: file_sha256(file) for file in heads.files},
         },
         tools={"opset": OPSET, **{tool: version(tool) for tool in _TOOLS}},
-        graphs={graph: _graph_file(graph) for graph in graph_names(policies)},
+        graphs={
+            graph: _graph_file(graph)
+            for graph in graph_names(settings.policies, repetition_penalty=settings.repetition_penalty)
+        },
         files=bundle.file_facts(folder),
-        policies=policies,
+        policies=settings.policies,
+        repetition_penalty=settings.repetition_penalty,
     )
 
 

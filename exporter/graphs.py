@@ -32,6 +32,7 @@ PASS_OUTPUTS = (
     "next_pending_rows",
     "next_pending_count",
 )
+POLICY_OUTPUTS = ("next_proposal",)  # of some graphs
 LOGITS_OUTPUT = "logits"
 
 _INLINE_BYTES = 1024  # smaller tensors stay in the graph file
@@ -69,7 +70,7 @@ def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, graph_name: s
     """Write the graph that computes one kind of pass and nothing else.
 
     Args:
-        graph_name: as in `manifest.graph_names`: `round`, `step` (no tree, no heads), or one of another policy.
+        graph_name: as in `manifest.graph_names`: `round`, `step` (no tree, no heads), or another variant of them.
         logits: also output the target logits [R, V].
 
     Raises:
@@ -78,8 +79,9 @@ def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, graph_name: s
     graph_model = model.clone()
     graph = graph_model.graph
     outputs = {value.name: value for value in graph.outputs}
-    selected = [outputs[f"{graph_name}.{name}"] for name in PASS_OUTPUTS]
-    for name, value in zip(PASS_OUTPUTS, selected, strict=True):
+    names = [*PASS_OUTPUTS, *(name for name in POLICY_OUTPUTS if f"{graph_name}.{name}" in outputs)]
+    selected = [outputs[f"{graph_name}.{name}"] for name in names]
+    for name, value in zip(names, selected, strict=True):
         value.name = name
     selected += [outputs[name] for name in cache_names("present_key", "present_value", shape)]
     selected += [outputs[LOGITS_OUTPUT]] if logits else []

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+Blocks = list[tuple[torch.Tensor, torch.Tensor]]
+
 
 @dataclass(frozen=True)
 class HeadWeights:
@@ -96,18 +98,24 @@ class MedusaHeads(torch.nn.Module):
         elif self.token_map is not None:
             self.projections = torch.nn.ParameterList([lm_head.weight.detach()[self.token_map]])
 
-    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+    def blocks(self) -> Blocks:
+        """Weight [K, H, H] and bias [K, 1, H] of each residual block.
+
+        A trace that runs the heads several times passes them on: it would store what is sliced anew each time.
+        """
+        layers = range(self.residual_weight.shape[1])
+        return [(self.residual_weight[:, layer], self.residual_bias[:, layer, None]) for layer in layers]
+
+    def states(self, hidden: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
         """Hidden rows [M, H] -> each head's own rows [K, M, H], ready for a projection."""
-        heads, layers = self.residual_weight.shape[:2]
-        state = hidden[None].expand(heads, *hidden.shape)
-        for layer in range(layers):
-            block = torch.matmul(state, self.residual_weight[:, layer]) + self.residual_bias[:, layer, None]
-            state = state + torch.nn.functional.silu(block)
+        state = hidden[None].expand(self.residual_weight.shape[0], *hidden.shape)
+        for weight, bias in blocks or self.blocks():
+            state = state + torch.nn.functional.silu(torch.matmul(state, weight) + bias)
         return state
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
         """The hidden state of the winning row, [1, H] -> logits [K, V']."""
-        state = self.states(hidden)[:, 0]  # [K, H]
+        state = self.states(hidden, blocks)[:, 0]  # [K, H]
         if self.projections is None:
             return self.lm_head(state)  # one pass over the shared projection
         if len(self.projections) == 1:
@@ -118,9 +126,17 @@ class MedusaHeads(torch.nn.Module):
         ]
         return torch.cat(rows, dim=0)
 
-    def rank(self, hidden: torch.Tensor, topk: int) -> torch.Tensor:
+    def full_logits(self, hidden: torch.Tensor, vocab_size: int, blocks: Blocks | None = None) -> torch.Tensor:
+        """`forward` over the whole vocabulary, [K, V]: -inf where a draft vocabulary has no token."""
+        logits = self(hidden, blocks)
+        if self.token_map is None:
+            return logits
+        full = torch.full((logits.shape[0], vocab_size), -torch.inf, dtype=logits.dtype)
+        return full.scatter(1, self.token_map.expand(logits.shape[0], -1), logits)
+
+    def rank(self, hidden: torch.Tensor, topk: int, blocks: Blocks | None = None) -> torch.Tensor:
         """The best tokens of each head, [K, topk], from the hidden state [1, H] of the winning row."""
-        ranked = self(hidden).topk(topk, dim=-1).indices
+        ranked = self(hidden, blocks).topk(topk, dim=-1).indices
         return ranked if self.token_map is None else self.token_map[ranked]
 
     def residual(self) -> tuple[torch.Tensor, torch.Tensor]:

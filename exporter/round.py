@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from medusa_engine.exporter.acceptance import AcceptedPath, accept_likely, accept_tokens, paths_of
+from medusa_engine.exporter.acceptance import AcceptedPath, paths_of
 from medusa_engine.exporter.cache import StaticCache
 from medusa_engine.exporter.heads import MedusaHeads
-from medusa_engine.exporter.sampling import SamplingInputs, likely_and_threshold, sample
-from medusa_engine.exporter.stopping import NO_TOKEN, StopInputs, finite_rows, publish
+from medusa_engine.exporter.penalty import PenaltyInputs, penalise
+from medusa_engine.exporter.policies import TypicalInputs, judge
+from medusa_engine.exporter.rejection import RejectionInputs, draw_drafts
+from medusa_engine.exporter.sampling import SamplingInputs
+from medusa_engine.exporter.stopping import StopInputs, publish
 from medusa_engine.runtime.manifest import graph_name
-from medusa_engine.runtime.policy import GREEDY, SAMPLE, TYPICAL
+from medusa_engine.runtime.policy import REJECTION, graph_variant
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class RoundShape:
         cache_rows: S_max.
         heads: K; the deepest tree has depth K, pending_rows has D+1 = K+1 entries.
         topk: TOPK, ranks each head offers.
+        vocab_size: V.
     """
 
     layers: int
@@ -37,6 +41,7 @@ class RoundShape:
     cache_rows: int
     heads: int
     topk: int
+    vocab_size: int
 
     @property
     def depth(self) -> int:
@@ -68,10 +73,17 @@ class Round(torch.nn.Module):
         heads: its Medusa heads.
         shape: fixed sizes.
         policies: of acceptance, beside greedy.
+        repetition_penalty: also compute each policy behind the repetition penalty.
     """
 
     def __init__(
-        self, model: torch.nn.Module, heads: MedusaHeads, shape: RoundShape, policies: Collection[str] = ()
+        self,
+        model: torch.nn.Module,
+        heads: MedusaHeads,
+        shape: RoundShape,
+        policies: Collection[str] = (),
+        *,
+        repetition_penalty: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -80,6 +92,7 @@ class Round(torch.nn.Module):
         self.heads = heads
         self.shape = shape
         self.policies = policies
+        self.repetition_penalty = repetition_penalty
 
     def forward(
         self,
@@ -105,6 +118,11 @@ class Round(torch.nn.Module):
         posterior_threshold: torch.Tensor,  # [1] fp32
         posterior_alpha: torch.Tensor,  # [1] fp32
         root_drawn: torch.Tensor,  # [1] bool
+        proposal: torch.Tensor,  # [K, V] fp32
+        accept_uniforms: torch.Tensor,  # [R] fp32, traced as a size of its own
+        draft_uniforms: torch.Tensor,  # [2K] fp32
+        history: torch.Tensor,  # [T]
+        repetition_penalty: torch.Tensor,  # [1] fp32
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
     ) -> dict[str, torch.Tensor]:
@@ -116,35 +134,26 @@ class Round(torch.nn.Module):
         rows = input_ids.shape[1]
         logit_index = torch.zeros(rows, dtype=torch.int64)  # packed row -> its place in logit_rows
         logit_index = logit_index.scatter(0, logit_rows, torch.arange(logit_rows.shape[0]))
-        best_token = logits.argmax(dim=-1)  # [R]
         paths = paths_of(input_ids[0], retrieve_indices)
         sampling = SamplingInputs(uniforms, temperature, top_k, top_p, min_p, ranks)
         stop = StopInputs(stop_ids, token_budget, finished)
-
-        chosen = {GREEDY: best_token}  # policy -> the target's token behind each row with logits, [R]
-        if SAMPLE in self.policies:
-            chosen[SAMPLE] = sample(logits, sampling)
-        chosen = {p: torch.where(finite_rows(logits, tokens), tokens, NO_TOKEN) for p, tokens in chosen.items()}
-        accepted, next_root = {}, {}  # policy -> what it accepts, and the root of the next tree [1]
-        for policy, tokens in chosen.items():
-            by_row = tokens.index_select(0, logit_index)  # [N]
-            accepted[policy] = publish(accept_tokens(paths, by_row), stop)
-            next_root[policy] = by_row.index_select(0, accepted[policy]["winning_row"])
-        if TYPICAL in self.policies:
-            probabilities, threshold = likely_and_threshold(
-                logits, best_token, temperature, posterior_threshold, posterior_alpha
-            )
-            parents = paths.by_row(logit_index)[:, :-1]  # [paths, D]
-            edges = parents * probabilities.shape[1] + paths.tokens[:, 1:]
-            likely = probabilities.reshape(-1).index_select(0, edges.reshape(-1)).view_as(edges)
-            accepted[TYPICAL] = publish(accept_likely(paths, likely, threshold.index_select(0, logit_index)), stop)
-            row = logit_index.index_select(0, accepted[TYPICAL]["winning_row"])  # [1]
-            row_logits = logits.index_select(0, row)  # [1, V]
-            drawn = sample(row_logits, sampling.rows(row))
-            root = torch.where(root_drawn, drawn, best_token.index_select(0, row))
-            next_root[TYPICAL] = torch.where(finite_rows(row_logits, root), root, NO_TOKEN)
+        typical = TypicalInputs(posterior_threshold, posterior_alpha, root_drawn)
+        rejection = RejectionInputs(proposal, accept_uniforms, draft_uniforms)
+        scores = {False: logits}  # whether repetition is penalised -> [R, V]
+        if self.repetition_penalty:
+            on_path = tree_mask.index_select(0, logit_rows)  # [R, N]
+            scores[True] = penalise(logits, input_ids[0], on_path, PenaltyInputs(history, repetition_penalty))
+        chosen, accepted, next_root = {}, {}, {}  # of each variant, see `policies.Verdict`
+        for penalised, by_row in scores.items():
+            verdicts = judge(self.policies, by_row, paths, logit_index, sampling, typical, rejection)
+            for name, verdict in verdicts.items():
+                variant = graph_variant(name, penalised=penalised)
+                accepted[variant], next_root[variant] = publish(verdict.accepted, stop), verdict.next_root
+                if verdict.tokens is not None:
+                    chosen[variant] = verdict.tokens
 
         out = {"logits": logits}
+        blocks = self.heads.blocks()
         for policy, acceptance in accepted.items():
             winning_row, path_rows, count = (
                 acceptance.pop("winning_row"),
@@ -153,7 +162,13 @@ class Round(torch.nn.Module):
             )
             root_position = position_ids[0].index_select(0, path_rows[:1])  # [1]
             frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
-            candidates = self.propose(next_root[policy], frontier)
+            if policy.split(".")[0] == REJECTION:
+                head_logits = self.heads.full_logits(frontier, self.shape.vocab_size, blocks)
+                tokens, acceptance["next_proposal"] = draw_drafts(head_logits, sampling, draft_uniforms, count)
+                ranked = tokens[:, None].expand(-1, self.shape.topk)  # a chain has rank 0 alone
+            else:
+                ranked = self.heads.rank(frontier, self.shape.topk, blocks)  # [K, TOPK]
+            candidates = torch.cat([next_root[policy], ranked.reshape(-1)])  # by slot, [1 + K*TOPK]
             # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
             next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
             outputs = acceptance | {
@@ -232,8 +247,3 @@ class Round(torch.nn.Module):
         if getattr(config, "layer_types", None):
             return {"full_attention": full[None, None], "sliding_attention": local[None, None]}
         return local[None, None]
-
-    def propose(self, root: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Candidate tokens by slot, [1 + K*TOPK]: the next root [1], then each head's top-k of hidden [1, H]."""
-        ranked = self.heads.rank(hidden, self.shape.topk)  # [K, TOPK]
-        return torch.cat([root, ranked.reshape(-1)])

@@ -25,6 +25,7 @@ class ExportSettings:
         max_tree_nodes: packed rows of the largest tree, root included.
         topk: ranks each head offers.
         acceptance: policies that are chosen from at run time; greedy is always one.
+        repetition_penalty: also export the graphs that penalise repetition.
         force: replace a bundle that exists.
     """
 
@@ -37,6 +38,7 @@ class ExportSettings:
     max_tree_nodes: int = 64
     topk: int = 10
     acceptance: tuple[str, ...] = (GREEDY,)
+    repetition_penalty: bool = False
     force: bool = False
 
     @property

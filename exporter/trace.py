@@ -20,6 +20,9 @@ STOP_INPUTS = ("stop_ids", "token_budget", "finished")
 TREE_INPUTS = ("input_ids", "position_ids", "tree_mask", "logit_rows", "retrieve_indices", "tree_indices")
 SAMPLING_INPUTS = ("uniforms", "temperature", "top_k", "top_p", "min_p", "ranks")
 TYPICAL_INPUTS = ("posterior_threshold", "posterior_alpha", "root_drawn")
+REJECTION_INPUTS = ("proposal", "accept_uniforms", "draft_uniforms")
+PENALTY_INPUTS = ("history", "repetition_penalty")
+POLICY_INPUTS = (*SAMPLING_INPUTS, *TYPICAL_INPUTS, *REJECTION_INPUTS, *PENALTY_INPUTS)
 
 _LARGEST_DIM = 1 << 20
 EXAMPLE_ROWS = 5  # the smallest cache that can be traced has as many
@@ -46,9 +49,11 @@ def trace_round(round_module: Round) -> ir.Model:
         "live": {0: dim("live_rows", min=2, max=shape.cache_rows)},
         "keys": [None] * shape.layers,
         "values": [None] * shape.layers,
-    } | dict.fromkeys((*STATE_INPUTS, *STOP_INPUTS, *SAMPLING_INPUTS, *TYPICAL_INPUTS))
+    } | dict.fromkeys((*STATE_INPUTS, *STOP_INPUTS, *POLICY_INPUTS))
     dynamic |= {"stop_ids": {0: dim("S", min=2, max=_LARGEST_DIM)}}
-    dynamic |= {"uniforms": {0: logit_rows}, "ranks": {0: torch.export.Dim.DYNAMIC}}
+    free = {0: torch.export.Dim.DYNAMIC}
+    # `accept_uniforms` has a size of its own: other graphs would take R from its shape, and so ask for it
+    dynamic |= {"uniforms": {0: logit_rows}, "accept_uniforms": free, "ranks": free, "history": free}
     with torch.no_grad(), quiet_export():
         output_names = list(round_module(**inputs))
         program = torch.onnx.export(
@@ -58,7 +63,7 @@ def trace_round(round_module: Round) -> ir.Model:
             opset_version=OPSET,
             verbose=False,
             input_names=[
-                *(*TREE_INPUTS, *STATE_INPUTS, *STOP_INPUTS, LIVE_INPUT, *SAMPLING_INPUTS, *TYPICAL_INPUTS),
+                *(*TREE_INPUTS, *STATE_INPUTS, *STOP_INPUTS, LIVE_INPUT, *POLICY_INPUTS),
                 *cache_names("past_key", "past_value", shape),
             ],
             output_names=output_names,
@@ -101,6 +106,11 @@ def example_inputs(shape: RoundShape) -> dict[str, object]:
         "posterior_threshold": torch.ones(1),
         "posterior_alpha": torch.ones(1),
         "root_drawn": torch.tensor([False]),
+        "proposal": torch.full((shape.heads, shape.vocab_size), 1 / shape.vocab_size),
+        "accept_uniforms": torch.full((n,), 0.5),
+        "draft_uniforms": torch.full((2 * shape.heads,), 0.5),
+        "history": torch.arange(n + 1),
+        "repetition_penalty": torch.ones(1),
         "keys": [torch.zeros(size) for _ in range(shape.layers)],
         "values": [torch.zeros(size) for _ in range(shape.layers)],
     }

@@ -92,6 +92,10 @@ class SessionState(DecodeState, Protocol):
         """What the last pass left; written to between answers."""
 
     @property
+    def history(self) -> npt.NDArray[np.int64]:
+        """[S_max]: the token at each position; those of committed and pending rows count."""
+
+    @property
     def cache(self) -> Mapping[str, Any]:
         """`key.L` and `value.L` -> a buffer whose `numpy()` is a view of [1, H_kv, S_max, head_dim]."""
 

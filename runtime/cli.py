@@ -77,9 +77,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.tree and options.no_speculation:
         raise UserError("--tree and --no-speculation are given together", "drop one: plain decoding has no tree")
     policy = policy_of(options)
-    if options.compare_plain and policy.name == TYPICAL:
+    if options.compare_plain and not policy.reproduces_plain:
+        reason = f"which {TYPICAL_NOTE}" if policy.name == TYPICAL else "whose draws are other ones with drafts"
         raise UserError(
-            f"--compare-plain is given with --acceptance {TYPICAL}, which {TYPICAL_NOTE}",
+            f"--compare-plain is given with --acceptance {policy.name}, {reason}",
             "drop it: plain decoding gives other ids",
         )
     conversation = options.chat and _no_prompt(options) and sys.stdin is not None and sys.stdin.isatty()

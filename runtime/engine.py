@@ -23,10 +23,10 @@ from medusa_engine.runtime.manifest import (
     verify_files,
 )
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
-from medusa_engine.runtime.policy import GREEDY, TYPICAL, AcceptancePolicy
+from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
-from medusa_engine.runtime.tree import load_tree
+from medusa_engine.runtime.tree import Tree, chain, load_tree
 
 MOST_THREADS = 1024
 
@@ -144,8 +144,30 @@ class Engine:
                 f"{self.manifest.name}: the bundle was exported without --acceptance {policy.name}",
                 f"choose of {', '.join(self.manifest.policies)}, or export the model with --acceptance {policy.name}",
             )
+        if policy.penalises and not self.manifest.repetition_penalty:
+            raise UserError(
+                f"{self.manifest.name}: the bundle was exported without --repetition-penalty",
+                "leave repetition_penalty at 1, or export the model again with medusa-export --repetition-penalty",
+            )
         if policy.name == TYPICAL and not speculation:
             raise UserError(
                 "typical acceptance is chosen without speculation: it judges drafts, and there are none",
                 "choose greedy or sample, or decode with speculation",
             )
+
+    def tree_for(self, policy: AcceptancePolicy, tree: Tree | None) -> Tree:
+        """The tree of an answer: the user's or the bundle's; under `rejection` the user's chain or the longest one.
+
+        Raises:
+            UserError: the policy takes a chain, and the user's tree branches.
+        """
+        if policy.effective != REJECTION:
+            return tree or self.tree
+        if tree is None:
+            return chain(min(self.limits.heads, self.limits.max_tree_nodes - 1))
+        if tree.widest_rank > 0:
+            raise UserError(
+                f"tree {tree.name} has rank {tree.widest_rank}, but rejection accepts a chain: rank 0 alone",
+                f"leave out the tree, give a chain as [[0], [0, 0]], or choose --acceptance {SAMPLE}",
+            )
+        return tree

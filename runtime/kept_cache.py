@@ -33,4 +33,5 @@ def copy_cache(source: SessionState, target: SessionState) -> None:
     rows = np.concatenate([np.arange(past_length), past_length + source.slot.pending_rows[:pending]])
     for name, buffer in source.cache.items():
         target.cache[name].numpy()[:, :, : len(rows)] = buffer.numpy()[:, :, rows]
+    target.history[: len(rows)] = source.history[: len(rows)]
     target.slot.past_length[0] = len(rows)

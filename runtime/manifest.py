@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL
+from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL, graph_variant
 from medusa_engine.runtime.strict_json import read_json, shown
 
 FORMAT = "medusa-bundle"
@@ -74,6 +74,7 @@ class Manifest:
         graphs: graph name -> file name.
         files: file name -> {"bytes": int, "sha256": hex} of every other file of the bundle.
         policies: acceptance policies that have graphs.
+        repetition_penalty: whether each policy has graphs that penalise repetition too.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Manifest:
     graphs: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]]
     policies: tuple[str, ...]
+    repetition_penalty: bool
 
     @property
     def heads_trained(self) -> bool:
@@ -96,14 +98,20 @@ class Manifest:
         return document | {"sha256": document_sha256(document)}
 
 
-def graph_name(kind: str, policy: str) -> str:
-    """Name of the graph of a "round" or "step" under an acceptance policy."""
-    return kind if policy == GREEDY else f"{kind}.{policy}"
+def graph_name(kind: str, variant: str) -> str:
+    """Name of the graph of a "round" or "step" of a variant, see `policy.graph_variant`: `round.sample.penalty`."""
+    return ".".join((kind, *(part for part in variant.split(".") if part != GREEDY)))
 
 
-def graph_names(policies: Iterable[str]) -> list[str]:
+def graph_names(policies: Iterable[str], *, repetition_penalty: bool = False) -> list[str]:
     """Names of all graphs of a bundle with these policies; plain steps accept nothing, so `typical` has none."""
-    return [graph_name(kind, policy) for policy in policies for kind in KINDS if (kind, policy) != ("step", TYPICAL)]
+    return [
+        graph_name(kind, graph_variant(policy, penalised=penalised))
+        for penalised in ((False, True) if repetition_penalty else (False,))
+        for policy in policies
+        for kind in KINDS
+        if (kind, policy) != ("step", TYPICAL)
+    ]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -142,7 +150,8 @@ def read_manifest(folder: Path) -> Manifest:
         return document[name]
 
     policies = _policies(field_of("policies", list), path)
-    graphs = _graphs(field_of("graphs", dict), policies, path)
+    penalty = field_of("repetition_penalty", bool)
+    graphs = _graphs(field_of("graphs", dict), graph_names(policies, repetition_penalty=penalty), path)
     files = _files(field_of("files", dict), path)
     for name in (*graphs.values(), WEIGHTS_NAME, TREE_NAME, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
@@ -157,6 +166,7 @@ def read_manifest(folder: Path) -> Manifest:
         graphs=graphs,
         files=files,
         policies=policies,
+        repetition_penalty=penalty,
     )
 
 
@@ -217,8 +227,8 @@ def _policies(values: list[Any], path: Path) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _graphs(values: Mapping[str, Any], policies: Iterable[str], path: Path) -> dict[str, str]:
-    for name in graph_names(policies):
+def _graphs(values: Mapping[str, Any], names: Iterable[str], path: Path) -> dict[str, str]:
+    for name in names:
         if not isinstance(values.get(name), str):
             raise UserError(f'{path}: "graphs.{name}" is {shown(values.get(name))}', _EXPORT_HINT)
         _check_plain_name(values[name], path)

@@ -15,9 +15,8 @@ import onnxruntime as ort
 from medusa_engine.runtime.backend import Published
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, Manifest, graph_name
-from medusa_engine.runtime.policy import GREEDY, AcceptancePolicy
-from medusa_engine.runtime.policy_inputs import constant_inputs
-from medusa_engine.runtime.sampling import uniforms
+from medusa_engine.runtime.policy import GREEDY, REJECTION, AcceptancePolicy
+from medusa_engine.runtime.policy_inputs import constant_inputs, drawn_inputs
 from medusa_engine.runtime.tree import TreeBuffers
 
 Int64Array = npt.NDArray[np.int64]
@@ -125,12 +124,17 @@ class OnnxRuntimeState:
         self._current = 0  # the slot that the next pass reads
         self._rows_ready = 0
         self._bindings: dict[str, ort.IOBinding] = {}
+        self._proposals: list[npt.NDArray[np.float32]] = []  # [K, V] beside each slot, once `rejection` is used
         self.cache = _allocate_cache(limits)
+        self.history = np.zeros(limits.cache_rows, dtype=np.int64)
         self.use(AcceptancePolicy())
         self.limit(frozenset(), _NO_BUDGET)
 
     def use(self, policy: AcceptancePolicy) -> None:
         self._policy = policy
+        if policy.effective == REJECTION and not self._proposals:
+            shape = (self._backend.limits.heads, self._backend.limits.vocab_size)
+            self._proposals = [np.zeros(shape, dtype=np.float32) for _ in self._slots]
         self._policy_inputs = constant_inputs(policy, self._backend.limits.vocab_size)
 
     def limit(self, stop_ids: Set[int], token_budget: int) -> None:
@@ -148,6 +152,7 @@ class OnnxRuntimeState:
 
     def prefill(self, token_ids: Int64Array, start: int, next_tree: TreeBuffers | None) -> None:
         rows = len(token_ids)
+        self.history[start : start + rows] = token_ids
         inputs = {
             "input_ids": token_ids[None],  # [1, N]
             "position_ids": np.arange(start, start + rows)[None],  # [1, N]
@@ -223,10 +228,12 @@ class OnnxRuntimeState:
         inputs["past_length"] = before.past_length
         inputs["pending_rows"] = before.pending_rows
         inputs["pending_count"] = before.pending_count
-        if self._policy_inputs:
-            inputs |= self._policy_inputs
-            inputs["uniforms"] = uniforms(self._policy.seed, inputs["position_ids"][0, inputs["logit_rows"]])  # [R]
-        outputs = {
+        inputs |= self._policy_inputs
+        if self._policy.penalises:
+            inputs["history"] = self.history[: before.past_length[0] + before.pending_count[0]]  # [T], before this pass
+        positions = inputs["position_ids"][0, inputs["logit_rows"]]  # [R]
+        inputs |= drawn_inputs(self._policy, kind, positions, self._backend.limits.heads)
+        outputs: dict[str, npt.NDArray[Any]] = {
             "accepted_tokens": after.accepted_tokens,
             "accepted_count": after.accepted_count,
             "next_token_budget": after.token_budget,
@@ -237,11 +244,16 @@ class OnnxRuntimeState:
             "next_pending_rows": after.pending_rows,
             "next_pending_count": after.pending_count,
         }
+        if kind == "round" and self._policy.effective == REJECTION:
+            inputs["proposal"] = self._proposals[self._current]
+            outputs["next_proposal"] = self._proposals[1 - self._current]
         for name, array in inputs.items():
             binding.bind_input(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
         for name, array in outputs.items():
             binding.bind_output(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
         session.run_with_iobinding(binding)  # `inputs` lives until here: the binding holds addresses only
+        published, count = after.past_length[0], after.accepted_count[0]
+        self.history[published : published + count] = after.accepted_tokens[:count]
         self._current = 1 - self._current
         self._rows_ready = next_rows
 

@@ -9,15 +9,22 @@ from typing import Any
 
 from medusa_engine.runtime.errors import UserError
 
-GREEDY, SAMPLE, TYPICAL = "greedy", "sample", "typical"
-POLICIES = (GREEDY, SAMPLE, TYPICAL)
+GREEDY, SAMPLE, REJECTION, TYPICAL = "greedy", "sample", "rejection", "typical"
+POLICIES = (GREEDY, SAMPLE, REJECTION, TYPICAL)
+PENALTY = "penalty"
 ROOTS = ("argmax", "drawn")
 TYPICAL_NOTE = "does not preserve the model's distribution"
 
 _LEAST_TEMPERATURE = 1e-5  # below, differences of logits leave the range of fp32
 _MOST_TEMPERATURE = 100.0
+_PENALTIES = (0.01, 100.0)  # beyond, products of logits come near the end of fp32
 _SEEDS = 1 << 64
 _MOST_TOP_K = (1 << 31) - 1
+
+
+def graph_variant(policy: str, *, penalised: bool) -> str:
+    """What tells graphs apart: the policy that accepts, and whether repetition is penalised: `sample.penalty`."""
+    return f"{policy}.{PENALTY}" if penalised else policy
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,9 @@ class AcceptancePolicy:
     """How a round accepts, and how its tokens are chosen.
 
     `greedy` writes the target's argmax. `sample` draws every token from the target's processed distribution, as plain
-    sampling does. `typical` accepts drafts that the target finds likely enough: a quality heuristic, which does not
-    preserve the model's distribution.
+    sampling does. `rejection` draws a chain of drafts, each from its head's own distribution under the same parameters,
+    and accepts and corrects them so that tokens are distributed as those of `sample`. `typical` accepts drafts that the
+    target finds likely enough: a quality heuristic, which does not preserve the model's distribution.
 
     Attributes:
         name: one of POLICIES.
@@ -35,6 +43,8 @@ class AcceptancePolicy:
         top_p: of what is left only the fewest tokens of together at least this probability count; 1 for all.
         min_p: of what is left only tokens of at least this fraction of the largest probability count; 0 for all.
         seed: of every draw; drawn itself if it is not given.
+        repetition_penalty: the logit of every token of the prompt, the answer and the row's own path is divided by it
+            where it is positive, else multiplied, before anything else; 1 is off.
         posterior_threshold: epsilon of `typical`, the largest probability that it ever asks of a draft.
         posterior_alpha: alpha of `typical`: it asks for less than epsilon where alpha * exp(-entropy) is less.
         typical_root: the token behind the accepted ones under `typical`: the target's `argmax`, or `drawn` as `sample`
@@ -50,6 +60,7 @@ class AcceptancePolicy:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = field(default_factory=lambda: secrets.randbits(32))
+    repetition_penalty: float = 1.0
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     typical_root: str = ROOTS[0]
@@ -70,6 +81,11 @@ class AcceptancePolicy:
         )
         self._check("top_p", 0 < self.top_p <= 1, "give a probability above 0, up to 1, which is off")
         self._check("min_p", 0 <= self.min_p <= 1, "give a fraction from 0, which is off, to 1")
+        self._check(
+            "repetition_penalty",
+            _PENALTIES[0] <= self.repetition_penalty <= _PENALTIES[1],
+            f"give {_PENALTIES[0]} to {_PENALTIES[1]:g}; 1 is off, above it repetition becomes less likely",
+        )
         self._check("posterior_threshold", 0 <= self.posterior_threshold <= 1, "give a probability from 0 to 1")
         self._check("posterior_alpha", 0 <= self.posterior_alpha < math.inf, "give a number from 0")
 
@@ -78,11 +94,21 @@ class AcceptancePolicy:
             raise UserError(f"{name} is {getattr(self, name)!r}", hint)
 
     @property
-    def graph(self) -> str:
-        """The policy whose graphs run it: greedy where one token has all the probability."""
-        if self.temperature == 0 or (self.name == SAMPLE and self.top_k == 1):
+    def effective(self) -> str:
+        """The policy that it amounts to: greedy where one token has all the probability."""
+        if self.temperature == 0 or (self.name in (SAMPLE, REJECTION) and self.top_k == 1):
             return GREEDY
         return self.name
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the repetition penalty is on."""
+        return self.repetition_penalty != 1
+
+    @property
+    def graph(self) -> str:
+        """Its variant of the graphs, see `graph_variant`."""
+        return graph_variant(self.effective, penalised=self.penalises)
 
     @property
     def exact(self) -> bool:
@@ -90,15 +116,22 @@ class AcceptancePolicy:
         return self.name != TYPICAL
 
     @property
+    def reproduces_plain(self) -> bool:
+        """Whether plain decoding gives the same tokens, with the same seed where they are drawn."""
+        return self.effective in (GREEDY, SAMPLE)
+
+    @property
     def draws(self) -> bool:
         """Whether the seed matters."""
-        return self.graph == SAMPLE or (self.graph == TYPICAL and self.typical_root == "drawn")
+        return self.effective in (SAMPLE, REJECTION) or (self.effective == TYPICAL and self.typical_root == "drawn")
 
     def document(self) -> dict[str, Any]:
         """The JSON form: every parameter that had an effect, and whether the distribution is preserved."""
         used = {"name"}
         if self.name != GREEDY:
             used |= {"temperature"}
+        if self.penalises:
+            used |= {"repetition_penalty"}
         if self.draws:
             used |= {"top_k", "top_p", "min_p", "seed"}
         if self.name == TYPICAL:

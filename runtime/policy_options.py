@@ -6,13 +6,24 @@ import argparse
 from collections.abc import Callable
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.policy import GREEDY, POLICIES, ROOTS, SAMPLE, TYPICAL, TYPICAL_NOTE, AcceptancePolicy
+from medusa_engine.runtime.policy import (
+    GREEDY,
+    POLICIES,
+    REJECTION,
+    ROOTS,
+    SAMPLE,
+    TYPICAL,
+    TYPICAL_NOTE,
+    AcceptancePolicy,
+)
 
 _DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed")
+_PENALTY = "repetition_penalty"
 _PARAMETERS: dict[str, tuple[str, ...]] = {  # policy -> what it takes
-    GREEDY: (),
-    SAMPLE: _DRAWS,
-    TYPICAL: (*_DRAWS, "posterior_threshold", "posterior_alpha", "typical_root"),
+    GREEDY: (_PENALTY,),
+    SAMPLE: (*_DRAWS, _PENALTY),
+    REJECTION: (*_DRAWS, _PENALTY),
+    TYPICAL: (*_DRAWS, _PENALTY, "posterior_threshold", "posterior_alpha", "typical_root"),
 }
 
 
@@ -24,6 +35,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
         default=AcceptancePolicy.name,
         metavar="POLICY",
         help="greedy: the tokens of plain greedy decoding; sample: tokens drawn from the model's own distribution;"
+        " rejection: of the same distribution, by a chain of drafts drawn from the heads;"
         f" typical: likely drafts are accepted, which {TYPICAL_NOTE}. One that the bundle was exported with;"
         " default: %(default)s",
     )
@@ -34,6 +46,12 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
         ("--top-p", float, f"only the likeliest tokens of together this probability; default: {default.top_p:g}"),
         ("--min-p", float, f"only tokens of this fraction of the largest probability; default: {default.min_p:g}"),
         ("--seed", int, "of the draws: the same seed gives the same answer; default: another one each time"),
+        (
+            "--repetition-penalty",
+            float,
+            "divides positive logits of tokens that are in prompt or answer, multiplies negative ones, 1 is off; for"
+            f" engines exported with --repetition-penalty; default: {default.repetition_penalty:g}",
+        ),
         ("--posterior-threshold", float, f"epsilon of typical; default: {default.posterior_threshold:g}"),
         ("--posterior-alpha", float, f"alpha of typical; default: {default.posterior_alpha:g}"),
         ("--typical-root", str, f"the token behind the accepted ones: {' or '.join(ROOTS)}; default: {ROOTS[0]}"),

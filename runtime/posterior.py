@@ -5,7 +5,7 @@ Every function takes leading dimensions [...], so that many rounds of one tree a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +86,12 @@ def accept_typical(
 
 
 def accept_rejection(
-    root: Ints, drafts: Ints, target: Floats, proposal: Floats, accept_uniform: Floats, correct_uniform: Floats
+    root: Ints,
+    drafts: Ints,
+    target: Floats,
+    proposal: Floats,
+    accept_uniform: npt.NDArray[np.floating[Any]],
+    correct_uniform: npt.NDArray[np.floating[Any]],
 ) -> Accepted:
     """Rejection sampling of a chain in which each token was drawn from its head's own distribution.
 
@@ -99,7 +104,7 @@ def accept_rejection(
         target: [..., D + 1, V] the target's processed probabilities behind the root and each draft.
         proposal: [..., D, V] the heads' probabilities q.
         accept_uniform: [..., D], independent of the draft draws.
-        correct_uniform: [...], independent of all these.
+        correct_uniform: [..., D + 1], one for each row that may be the last accepted; independent of all these.
 
     Source: Leviathan et al., arXiv 2211.17192, section 2.3.
     """
@@ -110,7 +115,7 @@ def accept_rejection(
     input_ids = np.concatenate([root[..., None], drafts], axis=-1)
     passed = (accept_uniform * q < p)[..., None, :]  # [..., 1, D]
     residual = np.concatenate([np.maximum(target[..., :-1, :] - proposal, 0), target[..., -1:, :]], axis=-2)
-    next_tokens = draw(residual, np.broadcast_to(correct_uniform[..., None], input_ids.shape))
+    next_tokens = draw(residual, correct_uniform)
     return _longest(input_ids, next_tokens, rows, passed, np.zeros(passed.shape))
 
 

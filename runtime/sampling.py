@@ -15,11 +15,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _BITS = 23  # k + 0.5 of a k of 23 bits is exact in fp32: a uniform is neither 0 nor 1
-_WORDS = 4  # 64-bit words that Philox gives for one value of its counter
+_WORDS = 4  # 64-bit words that Philox gives for one value of its counter: one for each stream
+TARGET_STREAM, ACCEPT_STREAM, DRAFT_STREAM = 0, 1, 2
 
 
-def uniforms(seed: int, positions: Ints) -> npt.NDArray[np.float32]:
-    """One uniform of the open interval (0, 1) per position, from a counter-based generator.
+def uniforms(seed: int, positions: Ints, stream: int = TARGET_STREAM) -> npt.NDArray[np.float32]:
+    """One uniform of the open interval (0, 1) per position and stream, from a counter-based generator.
 
     The counter is the position of the row, not its number: rows of one position lie on different paths, and one path
     alone is walked. What a seed gives depends neither on the tree and the batch a token is verified in nor on any
@@ -28,6 +29,8 @@ def uniforms(seed: int, positions: Ints) -> npt.NDArray[np.float32]:
     Args:
         seed: 0 … 2**64 - 1, the generator's key.
         positions: [R] int64, at least 0; few more than R apart, for all between are made.
+        stream: what is drawn at a position with it: the target's token behind it; whether the draft behind it is
+            accepted; that draft itself.
 
     Returns:
         [R] float32.
@@ -36,9 +39,28 @@ def uniforms(seed: int, positions: Ints) -> npt.NDArray[np.float32]:
     """
     first, count = int(positions.min()), int(np.ptp(positions)) + 1
     generator = np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=first)
-    words = generator.random_raw(_WORDS * count).reshape(count, _WORDS)[positions - first, 0]  # [R] uint64
+    words = generator.random_raw(_WORDS * count).reshape(count, _WORDS)[positions - first, stream]  # [R] uint64
     values: npt.NDArray[np.float32] = ((words >> np.uint64(64 - _BITS)) + 0.5).astype(np.float32)
     return values / np.float32(2**_BITS)
+
+
+def penalised_logits(logits: npt.NDArray[np.floating[Any]], token_ids: Ints, penalty: float) -> Floats:
+    """Logits behind the repetition penalty: those of tokens that are there become less likely, once each.
+
+    Args:
+        logits: [V].
+        token_ids: [T], every token of prompt, answer and path up to and with the row's own.
+        penalty: divides positive logits and multiplies negative ones.
+
+    Returns:
+        [V] float64.
+
+    Source: CTRL, arXiv 1909.05858, section 4.1, as in transformers' RepetitionPenaltyLogitsProcessor.
+    """
+    penalised = logits.astype(np.float64)
+    scores = penalised[token_ids]
+    penalised[token_ids] = np.where(scores < 0, scores * penalty, scores / penalty)
+    return penalised
 
 
 def processed_probabilities(

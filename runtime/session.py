@@ -79,7 +79,8 @@ class Session:
                 held back until it is decided.
             deadline: seconds from the first pass; the answer ends after the pass that crosses it.
             speculation: False decodes plainly, one token per pass, without the heads.
-            tree: another tree than the bundle's, for this answer.
+            tree: another tree than the bundle's, for this answer; a chain under `rejection`, whose default is the
+                longest one.
             acceptance: another policy than greedy, one of those the bundle was exported with. `typical` does not
                 preserve the model's distribution.
 
@@ -99,7 +100,7 @@ class Session:
             state,
             engine.limits,
             ids,
-            plan=TreePlan(tree or engine.tree, engine.limits) if speculation else None,
+            plan=TreePlan(engine.tree_for(policy, tree), engine.limits) if speculation else None,
             max_new_tokens=max_new_tokens,
             stop_ids=frozenset() if ignore_eos else engine.stop_token_ids,
             cached_tokens=cached_tokens,

@@ -25,7 +25,7 @@ def statistics(generation: Generation, manifest: Manifest, *, speculation: bool,
         mean = generation.generated_tokens / max(generation.rounds, 1)
         lines.insert(0, f"heads              {manifest.limits.heads}{heads}")
         lines.append(f"tokens per round   {mean:.2f} over {generation.rounds} rounds ({histogram or 'none'})")
-    if acceptance.name != GREEDY:
+    if acceptance.name != GREEDY or acceptance.penalises:
         lines.append(f"acceptance         {acceptance}")
     unit = "round" if speculation else "step "
     spread = f"({min(milliseconds):.1f} to {max(milliseconds):.1f})"

@@ -92,6 +92,11 @@ class Tree:
         return Tree(self.paths[: rows - 1], f"{self.name}[:{rows}]")
 
 
+def chain(depth: int) -> Tree:
+    """The tree of one path of rank 0, of `depth` edges."""
+    return Tree(tuple((0,) * length for length in range(1, depth + 1)), "chain")
+
+
 @dataclass(frozen=True, eq=False)
 class TreeBuffers:
     """What a round reads of a tree of N packed rows; read-only arrays, all from one path set.

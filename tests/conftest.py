@@ -60,6 +60,19 @@ def own_heads(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 @pytest.fixture(scope="session")
+def every_graph(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The model of `own_heads`, with every policy and the graphs that penalise repetition."""
+    from tiny_models import export, random_heads, random_llama
+
+    folder = tmp_path_factory.mktemp("every_graph")
+    random_llama(folder, tied=False, seed=1)
+    random_heads(folder, heads=3, layers=2, own_projection=True, scale=0.3, seed=2)
+    sizes = ("--max-length", "600", "--top-k", "5", "--max-tree-nodes", "24")
+    policies = ("--acceptance", "sample,rejection,typical", "--repetition-penalty")
+    return export(folder, folder / "bundle", *sizes, *policies)
+
+
+@pytest.fixture(scope="session")
 def shared_heads(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Tied embeddings; two random heads that share the LM projection."""
     from tiny_models import export, random_heads, random_llama

@@ -11,7 +11,11 @@ from safetensors.torch import save_file
 from tiny_models import HEADS_FILE, RANDOM_HIDDEN, RANDOM_VOCAB, Exported, export, greedy_ids, random_llama
 
 from medusa_engine.exporter.cli import main
-from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.exporter.heads import MedusaHeads
+from medusa_engine.runtime.policy import AcceptancePolicy
+from medusa_engine.runtime.rounds import TreePlan
+from medusa_engine.runtime.sampling import DRAFT_STREAM, draw, processed_probabilities, uniforms
+from medusa_engine.runtime.tree import chain, parse_tree
 
 HEADS, DRAFT, TOPK = 2, 9, 4
 TREE = parse_tree([[0], [1], [2], [0, 0], [1, 0]], "tree")
@@ -35,7 +39,8 @@ def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("draft")
     random_llama(folder, tied=True, seed=8)
     token_map = draft_heads(folder, own_projection=request.param)
-    exported = export(folder, folder / "bundle", "--max-length", "100", "--top-k", str(TOPK), "--max-tree-nodes", "8")
+    sizes = ("--max-length", "100", "--top-k", str(TOPK), "--max-tree-nodes", "8")
+    exported = export(folder, folder / "bundle", *sizes, "--acceptance", "rejection")
     return exported, set(token_map.tolist())
 
 
@@ -67,6 +72,27 @@ def test_answers_are_those_of_transformers(drafted: tuple[Exported, set[int]]) -
     answer = exported.engine.generate(prompt_ids=[5, 3, 60, 2, 17], max_new_tokens=40, tree=TREE)
     assert answer.token_ids == greedy_ids(exported.model, [5, 3, 60, 2, 17], 40)
     assert set(answer.token_ids) - draft, "the answer has tokens that no head can propose"
+
+
+def test_rejection_draws_among_the_draft_tokens_what_numpy_draws(drafted: tuple[Exported, set[int]]) -> None:
+    exported, draft = drafted
+    prompt = [5, 3, 60, 2, 17]
+    engine, heads = exported.engine, MedusaHeads(exported.heads, exported.model.get_output_embeddings())
+    with torch.no_grad():
+        logits = heads(exported.model.model(torch.tensor([prompt])).last_hidden_state[0, -1:]).numpy()  # [K, V']
+    assert heads.token_map is not None
+    proposed = set()
+    for seed in range(20):
+        policy = AcceptancePolicy("rejection", seed=seed, temperature=3.0, top_p=0.95)
+        state = engine.backend.new_state()
+        state.use(policy)
+        plan = TreePlan(chain(HEADS), engine.limits)
+        state.prefill(np.array(prompt), 0, plan.full)
+        probabilities = processed_probabilities(logits, temperature=3.0, top_p=0.95)
+        places = draw(probabilities, uniforms(seed, len(prompt) + np.arange(HEADS), DRAFT_STREAM))
+        assert state.proposed()[1:].tolist() == heads.token_map[torch.tensor(places)].tolist()
+        proposed |= set(state.proposed()[1:].tolist())
+    assert len(proposed) > HEADS and proposed <= draft
 
 
 def test_more_ranks_than_draft_tokens_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

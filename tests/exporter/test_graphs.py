@@ -267,6 +267,16 @@ def test_no_weight_is_stored_twice(request: pytest.FixtureRequest, bundle: str) 
     assert elements(Graph(exported.bundle, "round").weights()) == expected
 
 
+@pytest.mark.parametrize("bundle", ["own_heads", "every_graph"])
+def test_all_policies_graphs_read_the_same_weights(request: pytest.FixtureRequest, bundle: str) -> None:
+    exported: Exported = request.getfixturevalue(bundle)
+    round_ = Graph(exported.bundle, "round").external().values()
+    stored = {(entry["offset"], entry["length"]) for entry in round_}
+    for name in read_manifest(exported.bundle).graphs:
+        graph = Graph(exported.bundle, name).external().values()
+        assert {(entry["offset"], entry["length"]) for entry in graph} <= stored, name
+
+
 # In place
 
 

@@ -15,7 +15,7 @@ from medusa_engine.runtime.policy_inputs import constant_inputs
 from medusa_engine.runtime.policy_options import add_policy_options, policy_of
 
 CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "sampling" / "cases.json").read_text())
-ERRORS = [case["params"] for case in CASES["errors"] if "repetition_penalty" not in case["params"]]
+ERRORS = [case["params"] for case in CASES["errors"]]
 REFUSED = [
     *(params for params in ERRORS if params != {"temperature": "nan"}),
     {"temperature": float("nan")},
@@ -25,6 +25,9 @@ REFUSED = [
     {"min_p": -0.1},
     {"min_p": float("nan")},
     {"top_p": float("nan")},
+    {"repetition_penalty": -1.3},
+    {"repetition_penalty": float("nan")},
+    {"repetition_penalty": float("inf")},
     {"seed": -1},
     {"seed": 1 << 64},
     {"posterior_threshold": 1.1},
@@ -32,7 +35,7 @@ REFUSED = [
     {"posterior_alpha": -1.0},
     {"posterior_alpha": float("inf")},
     {"typical_root": "sampled"},
-    {"name": "rejection"},
+    {"name": "best"},
 ]
 
 
@@ -53,7 +56,7 @@ def test_only_the_logits_that_a_filter_needs_are_sorted() -> None:
     assert sorted_of(top_k=7, top_p=0.5) == (7, 7)
     assert sorted_of(top_p=0.5) == (50, 50)
     assert sorted_of(top_k=50) == sorted_of(top_k=1000) == (1, 50)
-    assert constant_inputs(AcceptancePolicy(), 50) == {}
+    assert constant_inputs(AcceptancePolicy(repetition_penalty=1), 50) == {}
 
 
 def parse(*arguments: str) -> AcceptancePolicy:
@@ -64,6 +67,7 @@ def parse(*arguments: str) -> AcceptancePolicy:
 
 def test_options_choose_the_policy() -> None:
     assert parse().name == "greedy"
+    assert parse("--repetition-penalty", "1.2").repetition_penalty == 1.2
     chosen = parse("--acceptance", "typical", "--posterior-alpha", "0.2", "--typical-root", "drawn", "--seed", "3")
     assert chosen == AcceptancePolicy("typical", posterior_alpha=0.2, typical_root="drawn", seed=3)
 

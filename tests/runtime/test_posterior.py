@@ -202,5 +202,5 @@ def test_a_draft_is_rejected_in_proportion_and_corrected_from_what_the_head_lack
         (2, 1e-6, 0.4, (0, [0], [7], 1)),  # p = 0: never; max(0, p - q) = (0.25, 0.5, 0), of which token 0 is a third
         (2, 1e-6, 0.3, (0, [0], [7], 0)),
     ):
-        accepted = accept_rejection(np.array(7), np.array([draft]), p, q, np.array([uniform]), np.array(correct))
+        accepted = accept_rejection(np.array(7), np.array([draft]), p, q, np.array([uniform]), np.full(2, correct))
         assert summary(accepted) == outcome

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from chi_square import check_counts, chi_square_p
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from medusa_engine.runtime.posterior import accept_rejection, accept_sample
@@ -21,7 +22,6 @@ CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "sampli
 SINGLE: dict[str, Any] = {case["id"]: case for case in CASES["single_step"] if "rep" not in case["params"]}
 NAMES = {"T": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 ROUNDS = 200_000
-LEAST_P = 1e-4
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -94,22 +94,6 @@ def test_a_token_without_probability_is_never_drawn(uniform: float) -> None:
 # Distributions: the chain of tokens that rounds write, against the target's own
 
 
-def chi_square_p(counts: npt.NDArray[Any], probabilities: Floats) -> float:
-    """p-value of the counts; cells with fewer than five expected are pooled."""
-    expected = probabilities * counts.sum()
-    assert counts[expected == 0].sum() == 0, "a token without probability"
-    few = expected < 5
-    observed, expected = (np.append(values[~few], values[few].sum()) for values in (counts, expected))
-    if expected[-1] == 0:
-        observed, expected = observed[:-1], expected[:-1]
-    statistic, freedom = ((observed - expected) ** 2 / expected).sum(), max(len(expected) - 1, 1)
-    return float(torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2)))
-
-
-def check_counts(counts: npt.NDArray[Any], probabilities: Floats) -> None:
-    assert chi_square_p(counts, probabilities) > LEAST_P
-
-
 LOGITS = np.array(SINGLE["plain"]["logits"])
 VOCAB = len(LOGITS)
 # Row t: what the target says behind token t. In the case it is the same behind all; here each has another order too.
@@ -142,8 +126,8 @@ def rejection_round(root: Ints, target: Floats, generator: np.random.Generator) 
     proposal = np.broadcast_to(heads, (len(root), 2, VOCAB))
     drafts = draw(proposal, generator.random((len(root), 2)))
     tokens = np.concatenate([root[:, None], drafts], axis=1)
-    uniform = generator.random((len(root), 3))
-    accepted = accept_rejection(root, drafts, target[tokens], proposal, uniform[:, :2], uniform[:, 2])
+    uniform = generator.random((len(root), 5))
+    accepted = accept_rejection(root, drafts, target[tokens], proposal, uniform[:, :2], uniform[:, 2:])
     return accepted.published_tokens, accepted.accepted_suffix_length, accepted.next_root
 
 

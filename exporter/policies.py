@@ -1,0 +1,94 @@
+"""What each acceptance policy makes of the logits of one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+
+from medusa_engine.exporter.acceptance import AcceptedPath, Paths, accept_likely, accept_tokens
+from medusa_engine.exporter.rejection import RejectionInputs, accept_drafts
+from medusa_engine.exporter.sampling import SamplingInputs, draw, likely_and_threshold, processed_weights, sample
+from medusa_engine.exporter.stopping import NO_TOKEN, finite_rows
+from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL
+
+
+class TypicalInputs(NamedTuple):
+    """Inputs of the graphs of `typical`, see `AcceptancePolicy`.
+
+    Attributes:
+        posterior_threshold, posterior_alpha: [1] fp32.
+        root_drawn: [1] bool, the token behind the accepted ones is drawn, not the argmax.
+    """
+
+    posterior_threshold: torch.Tensor
+    posterior_alpha: torch.Tensor
+    root_drawn: torch.Tensor
+
+
+class Verdict(NamedTuple):
+    """What a policy decides.
+
+    Attributes:
+        accepted: the path, as long as the policy accepts it.
+        next_root: [1] root of the next tree; NO_TOKEN where the logits decide none.
+        tokens: [R] the token behind each row with logits, or NO_TOKEN, for plain steps; None where a policy has none.
+    """
+
+    accepted: AcceptedPath
+    next_root: torch.Tensor
+    tokens: torch.Tensor | None
+
+
+def judge(
+    policies: Collection[str],
+    logits: torch.Tensor,
+    paths: Paths,
+    logit_index: torch.Tensor,
+    sampling: SamplingInputs,
+    typical: TypicalInputs,
+    rejection: RejectionInputs,
+) -> dict[str, Verdict]:
+    """The verdict of greedy and of each of the policies.
+
+    Args:
+        logits: [R, V].
+        paths: of the packed tree.
+        logit_index: [N] place of each packed row among the rows with logits.
+    """
+    best_token = logits.argmax(dim=-1)  # [R]
+    chosen = {GREEDY: best_token}  # policy -> the target's token behind each row with logits, [R]
+    if SAMPLE in policies:
+        chosen[SAMPLE] = sample(logits, sampling)
+    chosen = {policy: _decided(logits, tokens) for policy, tokens in chosen.items()}
+    verdicts = {}
+    for policy, tokens in chosen.items():
+        by_row = tokens.index_select(0, logit_index)  # [N]
+        accepted = accept_tokens(paths, by_row)
+        verdicts[policy] = Verdict(accepted, by_row.index_select(0, accepted.winning_row), tokens)
+    if REJECTION in policies:
+        weights = processed_weights(logits, sampling)
+        accepted, next_root = accept_drafts(paths, weights, logit_index, sampling.uniforms, rejection)
+        row = logit_index.index_select(0, accepted.winning_row)  # [1]
+        next_root = _decided(logits.index_select(0, row), next_root)
+        verdicts[REJECTION] = Verdict(accepted, next_root, _decided(logits, draw(weights, sampling.uniforms)))
+    if TYPICAL in policies:
+        probabilities, threshold = likely_and_threshold(
+            logits, best_token, sampling.temperature, typical.posterior_threshold, typical.posterior_alpha
+        )
+        parents = paths.by_row(logit_index)[:, :-1]  # [paths, D]
+        edges = parents * probabilities.shape[1] + paths.tokens[:, 1:]
+        likely = probabilities.reshape(-1).index_select(0, edges.reshape(-1)).view_as(edges)
+        accepted = accept_likely(paths, likely, threshold.index_select(0, logit_index))
+        row = logit_index.index_select(0, accepted.winning_row)  # [1]
+        row_logits = logits.index_select(0, row)  # [1, V]
+        drawn = sample(row_logits, sampling.rows(row))
+        next_root = torch.where(typical.root_drawn, drawn, best_token.index_select(0, row))
+        verdicts[TYPICAL] = Verdict(accepted, _decided(row_logits, next_root), None)
+    return verdicts
+
+
+def _decided(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The tokens [R] that were chosen by logits [R, V], NO_TOKEN where these decide none."""
+    return torch.where(finite_rows(logits, tokens), tokens, NO_TOKEN)
