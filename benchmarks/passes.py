@@ -75,7 +75,7 @@ class FixedContext:
 
 
 def host_overhead(engine: Engine, *, context: int, passes: int, speculation: bool) -> tuple[list[float], list[float]]:
-    """What the loop spends outside the engine call: reading, cutting, text, binding the next pass.
+    """What the loop spends outside the engine call: reading, text, binding the next pass.
 
     Returns:
         Per pass, milliseconds outside `run_with_iobinding` and inside it, from one piece of an answer to the next.

@@ -57,8 +57,9 @@ class Graph:
         return Counter((node.domain, node.op_type) for node in self.nodes)
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every floating-point initializer."""
-        return {name: tuple(t.dims) for name, t in self.initializers.items() if t.data_type == TensorProto.FLOAT}
+        """Shape of every floating-point initializer but single numbers."""
+        floats = {name: t for name, t in self.initializers.items() if t.data_type == TensorProto.FLOAT}
+        return {name: tuple(t.dims) for name, t in floats.items() if t.dims}
 
     def external(self) -> dict[str, dict[str, str]]:
         """Location, offset and length of every initializer that lies in another file."""
