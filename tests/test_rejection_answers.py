@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ def test_three_tokens_together_follow_the_target(every_graph: Exported) -> None:
         expected[cell(path)] += p
     published = []
     with every_graph.engine.session() as session:
-        for seed in range(1500):
+        for seed in range(1000):
             policy = AcceptancePolicy("rejection", seed=seed, **settings)
             generation = session.generate(prompt_ids=PROMPT, max_new_tokens=3, acceptance=policy)
             assert tuple(generation.token_ids) in joint
@@ -218,6 +219,14 @@ def test_a_tree_that_branches_is_refused(every_graph: Exported, commands: Comman
     ask = ("--engine", every_graph.bundle, "--prompt-ids", "7,3,1", "--acceptance", "rejection")
     commands.run_refuses(*ask, "--tree", tmp_path / "tree.json", named=["rank 2", "chain"])
     commands.run_refuses(*ask, "--compare-plain", named=["--compare-plain", "rejection"])
+
+
+def test_the_chain_is_as_deep_as_heads_and_nodes_allow(every_graph: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = every_graph.engine
+    assert engine.tree_for(POLICIES[0], None) == chain(3)
+    assert engine.tree_for(AcceptancePolicy(), None) == engine.tree
+    monkeypatch.setattr(engine, "limits", replace(engine.limits, max_tree_nodes=3))
+    assert engine.tree_for(POLICIES[0], None) == chain(2)
 
 
 def test_a_bundle_without_it_refuses(shared_heads: Exported) -> None:
