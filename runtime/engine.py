@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
+from medusa_engine.runtime.adaptive_plans import ADAPTIVE_POLICIES, AdaptivePlans
 from medusa_engine.runtime.answer_options import AnswerOptions, Message
 from medusa_engine.runtime.async_stream import AsyncGenerationStream
 from medusa_engine.runtime.backend import Backend
@@ -17,16 +18,16 @@ from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
-    TREE_NAME,
     Manifest,
     read_manifest,
     verify_files,
 )
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, TYPICAL, AcceptancePolicy
+from medusa_engine.runtime.rounds import Plans, TreePlan
 from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
-from medusa_engine.runtime.tree import load_tree
+from medusa_engine.runtime.tree import Tree, load_tree
 
 MOST_THREADS = 1024
 
@@ -42,7 +43,8 @@ class Engine:
 
     Attributes:
         manifest: what the bundle says of itself.
-        tree: the tree of the bundle, the default of every answer.
+        trees: those of the bundle, which answers change between.
+        tree: the first of them.
         tokenizer: None if the bundle was exported without one.
         stop_token_ids: tokens that end an answer.
     """
@@ -50,12 +52,14 @@ class Engine:
     def __init__(self, folder: Path, manifest: Manifest, *, threads: int) -> None:
         self.manifest = manifest
         self.limits = manifest.limits
-        self.tree = load_tree(folder / TREE_NAME)
+        self.trees = tuple(load_tree(folder / name) for name in manifest.trees)
+        self.tree = self.trees[0]
         self.tokenizer: Tokenizer | None = None
         if TOKENIZER_FILE in manifest.files:
             self.tokenizer = Tokenizer.open(folder)
         self.stop_token_ids = frozenset(read_stop_token_ids(folder / GENERATION_NAME))
         self.backend: Backend = OnnxRuntimeBackend(folder, manifest, threads=threads)
+        self._adaptive: dict[str, AdaptivePlans] = {}  # by the policy's graph: what it publishes differs
         self._lock = threading.Lock()
         self._unreported_seconds = 0.0  # loading that no answer has been charged with
 
@@ -132,6 +136,19 @@ class Engine:
             self._unreported_seconds = 0.0
         _log.debug("%s: loaded, speculation %s", self.manifest.name, speculation)
         return seconds
+
+    def plans(self, policy: AcceptancePolicy, *, tree: Tree | None = None, adaptive: bool = True) -> Plans:
+        """What says which tree each round of an answer verifies; arguments as in `Session.stream`.
+
+        Raises:
+            UserError: the engine cannot run the tree.
+        """
+        if tree is not None or not adaptive or policy.graph not in ADAPTIVE_POLICIES:
+            return TreePlan(tree or self.tree, self.limits)
+        with self._lock:
+            if policy.graph not in self._adaptive:
+                self._adaptive[policy.graph] = AdaptivePlans(self.trees, self.limits)
+            return self._adaptive[policy.graph]
 
     def check_policy(self, policy: AcceptancePolicy, *, speculation: bool) -> None:
         """Refuse what this bundle cannot do.

@@ -74,6 +74,7 @@ class Manifest:
         graphs: graph name -> file name.
         files: file name -> {"bytes": int, "sha256": hex} of every other file of the bundle.
         policies: acceptance policies that have graphs; bundles from before there were others have greedy alone.
+        trees: files of trees, the first is the default; bundles from before there could be several have TREE_NAME.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Manifest:
     graphs: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]]
     policies: tuple[str, ...] = (GREEDY,)
+    trees: tuple[str, ...] = (TREE_NAME,)
 
     @property
     def heads_trained(self) -> bool:
@@ -94,6 +96,11 @@ class Manifest:
         """The JSON form, format, version and its own sha256 included."""
         document = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
         return document | {"sha256": document_sha256(document)}
+
+
+def tree_names(count: int) -> list[str]:
+    """File names of the trees of a bundle: tree.json, tree.2.json, tree.3.json."""
+    return [TREE_NAME, *(f"tree.{number}.json" for number in range(2, count + 1))]
 
 
 def graph_name(kind: str, policy: str) -> str:
@@ -140,7 +147,8 @@ def read_manifest(folder: Path) -> Manifest:
     policies = _policies(field_of("policies", list), path) if "policies" in document else (GREEDY,)
     graphs = _graphs(field_of("graphs", dict), policies, path)
     files = _files(field_of("files", dict), path)
-    for name in (*graphs.values(), WEIGHTS_NAME, TREE_NAME, GENERATION_NAME):
+    trees = _trees(field_of("trees", list), path) if "trees" in document else (TREE_NAME,)
+    for name in (*graphs.values(), WEIGHTS_NAME, *trees, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
             raise UserError(f'{path}: "files" does not list {shown(name)}', _EXPORT_HINT)
     return Manifest(
@@ -153,6 +161,7 @@ def read_manifest(folder: Path) -> Manifest:
         graphs=graphs,
         files=files,
         policies=policies,
+        trees=trees,
     )
 
 
@@ -210,6 +219,12 @@ def _limits(values: Mapping[str, Any], path: Path) -> Limits:
 def _policies(values: list[Any], path: Path) -> tuple[str, ...]:
     if GREEDY not in values or not all(value in POLICIES for value in values):
         raise UserError(f'{path}: "policies" is {shown(values)}', _EXPORT_HINT)
+    return tuple(values)
+
+
+def _trees(values: list[Any], path: Path) -> tuple[str, ...]:
+    if not values or not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
+        raise UserError(f'{path}: "trees" is {shown(values)}', _EXPORT_HINT)
     return tuple(values)
 
 

@@ -1,0 +1,49 @@
+"""The trees of an engine that its rounds change between, by what they publish per second there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from medusa_engine.runtime.manifest import Limits
+from medusa_engine.runtime.policy import GREEDY, SAMPLE
+from medusa_engine.runtime.rounds import PLAIN, TreePlan
+from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree_choice import TreeChoice
+
+ADAPTIVE_POLICIES = (GREEDY, SAMPLE)  # whose tokens do not depend on the tree
+
+
+class AdaptivePlans:
+    """`Plans` of a bundle's trees and of plain steps, for all answers of an engine under one acceptance policy.
+
+    A plain step is a round that verifies and proposes the root alone. The graph of plain steps is not used for it:
+    loaded beside the round's it takes the memory of the weights once more, and it saves little. A round that proposes
+    the root alone runs no heads (see `exporter/passes/idle_heads.py`), and in bundles from before that they are what
+    it pays: 6% of a step of the demo model.
+
+    What is measured is shared: answers that run at the same time share the cores that they are measured on, too, and
+    a new session begins with what earlier ones have found. Several threads may use it.
+
+    Args:
+        trees: the first is used first.
+        limits: of the engine.
+
+    Raises:
+        UserError: the engine cannot run one of the trees.
+    """
+
+    def __init__(self, trees: Sequence[Tree], limits: Limits) -> None:
+        plain = [] if any(tree.nodes == 1 for tree in trees) else [PLAIN]
+        self.plans = [TreePlan(tree, limits) for tree in (*trees, *plain)]
+        self.choice = TreeChoice([plan.tree.nodes for plan in self.plans])
+
+    @property
+    def used(self) -> Tree:
+        """The tree in use: the fastest, as far as is known."""
+        return self.plans[self.choice.used].tree
+
+    def choose(self) -> TreePlan:
+        return self.plans[self.choice.choose()]
+
+    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
+        self.choice.record(self.plans.index(plan), published, seconds, steady=steady)
