@@ -238,4 +238,3 @@ def test_what_is_measured_is_shared_by_sessions_and_kept_apart_by_policy(own_hea
     greedy_at_0 = AcceptancePolicy("sample", temperature=0.0, seed=3)
     assert engine.plans(AcceptancePolicy()) is engine.plans(greedy_at_0) is not engine.plans(sample)
     assert Engine.open(own_heads.bundle, threads=1).plans(sample) is not engine.plans(sample)
-
