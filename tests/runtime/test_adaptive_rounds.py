@@ -22,9 +22,9 @@ from medusa_engine.runtime.tree import Tree, TreeBuffers, parse_tree
 if TYPE_CHECKING:
     from tiny_models import Exported, Rigged
 
-CHAIN = parse_tree([[0], [0, 0], [0, 0, 0]], "chain")
+PAIR = parse_tree([[0]], "pair")
 WIDE = parse_tree([[0], [1], [0, 0], [1, 0], [0, 1], [1, 1], [0, 0, 0]], "wide")
-TREES = (PLAIN, CHAIN, WIDE)
+TREES = (PLAIN, PAIR, WIDE)
 PATTERNS = [list(pattern) for pattern in product(TREES, repeat=3)]  # each tree behind each other, and behind itself
 PROMPT = [5, 1, 4, 9]
 
@@ -70,7 +70,7 @@ def test_answers_are_the_same_whatever_tree_follows_which(
     assert answer.round_trees == names(pattern, answer.rounds)
     published, frontier = [], 0
     for tree in answer.round_trees:  # each round publishes what its own tree can
-        used = {"plain": PLAIN, "chain": CHAIN, "wide": WIDE}[tree]
+        used = {"plain": PLAIN, "pair": PAIR, "wide": WIDE}[tree]
         published.append(rigged_heads.published_per_round([frontier], used, 99)[0])
         frontier = rigged_heads.answer([frontier], published[-1])[-1]
     assert answer.published_per_round[:-1] == published[:-1]
@@ -90,7 +90,7 @@ def test_random_heads_and_sampled_tokens_too(
         assert answer.token_ids == plain.token_ids, pattern
 
 
-@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PLAIN, WIDE], [CHAIN, WIDE, PLAIN]], ids=str)
+@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PLAIN, WIDE], [PAIR, WIDE, PLAIN]], ids=str)
 def test_at_the_end_of_the_cache_every_tree_shrinks_and_shrunk_rounds_are_not_measured(
     rigged_32: Exported, rigged_heads: Rigged, pattern: list[Tree]
 ) -> None:
@@ -115,7 +115,7 @@ def test_at_the_end_of_the_cache_every_tree_shrinks_and_shrunk_rounds_are_not_me
         assert len(whole) < len(rows) or PLAIN in chosen[-1:]
 
 
-@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, CHAIN, WIDE]], ids=str)
+@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PAIR, WIDE]], ids=str)
 def test_stops_and_budgets_fall_where_they_do_with_one_tree(
     rigged_32: Exported, rigged_heads: Rigged, monkeypatch: pytest.MonkeyPatch, pattern: list[Tree]
 ) -> None:
@@ -129,7 +129,7 @@ def test_stops_and_budgets_fall_where_they_do_with_one_tree(
         assert answer.finish_reason == ("length" if budget < 10 else "stop")
 
 
-@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, CHAIN, WIDE]], ids=str)
+@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PAIR, WIDE]], ids=str)
 def test_turns_and_forks_of_a_session_are_those_of_new_ones(
     own_heads: Exported, monkeypatch: pytest.MonkeyPatch, pattern: list[Tree]
 ) -> None:
@@ -153,7 +153,7 @@ def test_turns_and_forks_of_a_session_are_those_of_new_ones(
 
 def test_rounds_are_recorded_as_steady_between_rounds_of_their_own_tree(rigged_64: Exported) -> None:
     engine = rigged_64.engine
-    pattern = [WIDE, WIDE, WIDE, PLAIN, CHAIN, CHAIN, PLAIN, PLAIN, PLAIN, PLAIN]
+    pattern = [WIDE, WIDE, WIDE, PLAIN, PAIR, PAIR, PLAIN, PLAIN, PLAIN, PLAIN]
     plans = PatternPlans(engine, pattern)
     state = engine.backend.new_state()
     decoding = Decoding(state, engine.limits, [0], plan=plans, max_new_tokens=30, stop_ids=frozenset())
@@ -181,18 +181,18 @@ def test_pieces_and_the_record_name_the_tree_of_every_round(
     own_heads: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = own_heads.engine
-    pattern = [CHAIN, PLAIN, WIDE]
+    pattern = [PAIR, PLAIN, WIDE]
     follow(monkeypatch, engine, pattern)
     stream = engine.stream(prompt_ids=PROMPT, max_new_tokens=12)
     pieces = list(stream)
     answer = stream.generation
     assert [piece.tree for piece in pieces] == answer.round_trees == names(pattern, answer.rounds)
     assert [piece.seconds for piece in pieces] == answer.round_seconds
-    assert list(answer.rounds_per_tree) == ["chain", "plain", "wide"]
+    assert list(answer.rounds_per_tree) == ["pair", "plain", "wide"]
     assert sum(answer.rounds_per_tree.values()) == answer.rounds
-    assert answer.tree == "chain"
+    assert answer.tree == "pair"
     document = answer.document()
-    assert (document["rounds_per_tree"], document["tree"]) == (answer.rounds_per_tree, "chain")
+    assert (document["rounds_per_tree"], document["tree"]) == (answer.rounds_per_tree, "pair")
     plain = engine.generate(prompt_ids=PROMPT, max_new_tokens=3, speculation=False)
     assert (plain.rounds_per_tree, plain.tree) == ({"plain": 3}, "plain")
 

@@ -81,10 +81,10 @@ def best_of(machine: Machine) -> int:
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_the_tree_of_most_tokens_per_second_is_found_and_kept(name: str, noise: float) -> None:
-    for seed in range(3 if noise else 1):
+    for seed in range(2 if noise else 1):
         machine = Machine(*MACHINES[name], noise=noise, seed=seed)
         machine.run(400)
-        share = Counter(machine.run(2000))[best_of(machine)] / 2000
+        share = Counter(machine.run(1000))[best_of(machine)] / 1000
         assert share > 0.8, (seed, share)
         assert machine.choice.used == best_of(machine)
 
@@ -125,23 +125,23 @@ def test_trying_costs_a_bounded_share_however_slow_a_tree_is(slow: float) -> Non
     first = machine.run(4000)
     # Each is owed a trial; a tree that is slower than its rows let expect costs one or two rounds more than it should.
     assert machine.cost(first) < 2 * 2 * PROBE_ROUNDS + 2 * slow / 1.4 + EXPLORATION * 4000
-    assert machine.cost(machine.run(20000)) < 1.1 * EXPLORATION * 20000
+    assert machine.cost(machine.run(4000)) < 1.5 * EXPLORATION * 4000
 
 
-@pytest.mark.parametrize("slow", [4.7, 30.0])
+@pytest.mark.parametrize("slow", [4.7, 12.0])
 def test_no_tree_is_given_up_for_good(slow: float) -> None:
     machine = Machine((8, 64, 1), (1.4, slow, 1.0), (1.6, 1.9, 1.0))
-    trees = machine.run(50_000)
+    trees = machine.run(12_000)
     for part in np.array_split(np.array(trees), 2):
         assert set(part.tolist()) == {0, 1, 2}
     machine.seconds[1] = 1.0  # in the end it is the fastest
-    machine.run(50_000)
+    machine.run(12_000)
     assert machine.choice.used == 1
 
 
 def test_trees_that_differ_by_less_than_the_margin_do_not_replace_one_another() -> None:
     machine = Machine((8, 7, 1), (1.4, 1.4, 1.0), (1.60, 1.66, 1.0))
-    machine.run(3000)
+    machine.run(1500)
     assert machine.choice.used == 0
     machine.published[1] = 1.70
     machine.run(3000)
