@@ -114,15 +114,11 @@ class TreeChoice:
         return max(seconds / used.seconds - published / used.mean, _LEAST_LOSS)
 
     def _expected_seconds(self, rows: int) -> float:
-        """Time of a round of so many rows: on a line from the smallest timed tree to the largest, no less than both.
-
-        Where only one tree was timed, or the line falls, time is taken to grow as the rows do.
-        """
+        """Time of a round of so many rows: on the line through the smallest and the largest tree that were timed."""
         timed = sorted((tree.rows, tree.seconds) for tree in self._trees if tree.seconds is not None)
         (least, short), (most, long) = timed[0], timed[-1]
-        if least == most or long <= short:
-            return long * max(rows / most, 1.0)
-        return max(short + (long - short) * (rows - least) / (most - least), short)
+        slope = max(long - short, 0.0) / max(most - least, 1)
+        return max(short + slope * (rows - least), short)
 
     def _begin_probe(self, index: int) -> None:
         self._probed, self._left, self._fresh = index, PROBE_ROUNDS, 0

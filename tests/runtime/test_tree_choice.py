@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -111,6 +111,17 @@ def test_it_comes_back_when_the_text_or_the_machine_changes(noise: float) -> Non
     assert machine.choice.used == 1
 
 
+def test_old_rounds_of_a_tree_do_not_keep_it_from_coming_back() -> None:
+    machine = Machine((8, 1), (1.45, 1.0), (2.2, 1.0))
+    machine.run(500)
+    machine.published[0] = 1.02
+    machine.run(500)
+    assert machine.choice.used == 1
+    machine.published[0] = 2.2
+    machine.run(150)
+    assert machine.choice.used == 0
+
+
 def test_that_everything_becomes_slower_changes_nothing() -> None:
     machine = Machine(*MACHINES["the demo on a CPU"])
     machine.run(500)
@@ -126,6 +137,13 @@ def test_trying_costs_a_bounded_share_however_slow_a_tree_is(slow: float) -> Non
     # Each is owed a trial; a tree that is slower than its rows let expect costs one or two rounds more than it should.
     assert machine.cost(first) < 2 * 2 * PROBE_ROUNDS + 2 * slow / 1.4 + EXPLORATION * 4000
     assert machine.cost(machine.run(4000)) < 1.5 * EXPLORATION * 4000
+
+
+def test_how_soon_a_larger_tree_is_tried_depends_on_what_rows_cost_here() -> None:
+    on_cpu = Machine((8, 64, 1), (1.4, 4.6, 1.0), (1.6, 1.9, 1.0)).run(2000)
+    on_accelerator = Machine((8, 64, 1), (1.02, 1.1, 1.0), (1.6, 1.9, 1.0)).run(2000)
+    assert on_accelerator.index(1) < 5 * PROBE_ROUNDS
+    assert on_cpu.index(1) > 500
 
 
 @pytest.mark.parametrize("slow", [4.7, 12.0])
@@ -177,6 +195,19 @@ def test_times_behind_a_switch_do_not_count_where_there_are_others() -> None:
     assert choice.tokens_per_second() == [2.0, None]
 
 
+def test_a_probe_without_steady_rounds_decides_nothing() -> None:
+    choice = TreeChoice([8, 1])
+    while choice.choose() == 0:
+        choice.record(0, 1, 1.45)
+    for _ in range(PROBE_ROUNDS):
+        choice.record(1, 1, 0.1, steady=False)
+        choice.choose()
+    assert choice.used == 0
+    for _ in range(PROBE_ROUNDS):
+        choice.record(1, 1, 0.1)
+    assert choice.used == 1
+
+
 def test_the_same_rounds_are_answered_with_the_same_trees() -> None:
     first, second = (Machine(*MACHINES["a large tree second"], noise=0.2, seed=3) for _ in range(2))
     assert first.run(3000) == second.run(3000)
@@ -200,6 +231,16 @@ def test_answers_of_a_few_rounds_are_enough_to_learn_from() -> None:
     assert choice.used == 1
 
 
+def test_one_thread_at_a_time_is_in_it() -> None:
+    choice = TreeChoice([8, 1])
+    calls: list[Callable[[], object]] = [choice.choose, lambda: choice.record(0, 1, 1.0), choice.tokens_per_second]
+    with ThreadPoolExecutor(max_workers=len(calls)) as pool:
+        with choice._lock:
+            waiting = [pool.submit(call) for call in calls]
+            assert not wait(waiting, timeout=0.05).done
+        assert not wait(waiting).not_done
+
+
 def test_threads_share_what_is_measured() -> None:
     choice = TreeChoice([8, 64, 1])
     seconds, published = (1.45, 5.0, 1.0), (1, 1, 1)
@@ -213,7 +254,7 @@ def test_threads_share_what_is_measured() -> None:
         return trees
 
     with ThreadPoolExecutor(max_workers=4) as pool:
-        answers = list(pool.map(answer, [2000] * 4))
+        answers = list(pool.map(answer, [1500] * 4))
     assert choice.used == 2
     chosen = Counter(tree for trees in answers for tree in trees[1:])
     assert chosen[2] > 0.8 * chosen.total()
