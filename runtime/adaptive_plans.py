@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from medusa_engine.runtime.manifest import Limits
@@ -10,16 +11,17 @@ from medusa_engine.runtime.rounds import PLAIN, TreePlan
 from medusa_engine.runtime.tree import Tree
 from medusa_engine.runtime.tree_choice import TreeChoice
 
+_log = logging.getLogger(__name__)
+
 ADAPTIVE_POLICIES = (GREEDY, SAMPLE)  # whose tokens do not depend on the tree
 
 
 class AdaptivePlans:
     """`Plans` of a bundle's trees and of plain steps, for all answers of an engine under one acceptance policy.
 
-    A plain step is a round that verifies and proposes the root alone, without the heads (exported as an `If`). Its time
-    is that of the step graph, which is therefore not loaded: 1.01 steps of the demo model, measured in time of one
-    core, where a second session of ONNX Runtime would take another 1.2 times the weights file. In bundles exported
-    before that the heads run all the same: 1.22 steps, which is what is measured and decided by there.
+    A plain step is a round that verifies and proposes the root alone, without the heads (exported as an `If`). It does
+    what the step graph does, which is therefore not loaded: a second session of ONNX Runtime would take another 1.2
+    times the weights file. In bundles exported before, the heads run all the same, and are measured with it.
 
     What is measured is shared: answers that run at the same time share the cores that they are measured on, too, and
     a new session begins with what earlier ones have found. Several threads may use it.
@@ -46,4 +48,7 @@ class AdaptivePlans:
         return self.plans[self.choice.choose()]
 
     def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
+        before = self.used
         self.choice.record(self.plans.index(plan), published, seconds, steady=steady)
+        if self.used is not before:
+            _log.debug("tree %s instead of %s", self.used.name, before.name)

@@ -29,6 +29,10 @@ PATTERNS = [list(pattern) for pattern in product(TREES, repeat=3)]  # each tree 
 PROMPT = [5, 1, 4, 9]
 
 
+def in_words(pattern: Sequence[Tree]) -> str:
+    return "-".join(tree.name for tree in pattern)
+
+
 class PatternPlans:
     """`Plans` that go through a pattern of trees, whatever is measured; notes what it was told."""
 
@@ -60,7 +64,7 @@ def names(pattern: Sequence[Tree], rounds: int) -> list[str]:
 # Exactness
 
 
-@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: "-".join(tree.name for tree in pattern))
+@pytest.mark.parametrize("pattern", PATTERNS, ids=in_words)
 def test_answers_are_the_same_whatever_tree_follows_which(
     rigged_64: Exported, rigged_heads: Rigged, monkeypatch: pytest.MonkeyPatch, pattern: list[Tree]
 ) -> None:
@@ -90,11 +94,12 @@ def test_random_heads_and_sampled_tokens_too(
         assert answer.token_ids == plain.token_ids, pattern
 
 
-@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PLAIN, WIDE], [PAIR, WIDE, PLAIN]], ids=str)
+@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PLAIN, WIDE], [PAIR, WIDE, PLAIN]], ids=in_words)
 def test_at_the_end_of_the_cache_every_tree_shrinks_and_shrunk_rounds_are_not_measured(
     rigged_32: Exported, rigged_heads: Rigged, pattern: list[Tree]
 ) -> None:
     engine, limits = rigged_32.engine, rigged_32.engine.limits
+    shrunk = 0
     for prompt_tokens in range(20, 32):
         prompt = [3] * prompt_tokens
         plans = PatternPlans(engine, pattern)
@@ -112,10 +117,11 @@ def test_at_the_end_of_the_cache_every_tree_shrinks_and_shrunk_rounds_are_not_me
         chosen = [tree for tree, _ in zip(cycle(pattern), rows, strict=False)]
         whole = [tree.name for tree, count in zip(chosen, rows, strict=True) if count == tree.nodes]
         assert [name for name, _, _ in plans.recorded] == whole
-        assert len(whole) < len(rows) or PLAIN in chosen[-1:]
+        shrunk += len(rows) - len(whole)
+    assert shrunk
 
 
-@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PAIR, WIDE]], ids=str)
+@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PAIR, WIDE]], ids=in_words)
 def test_stops_and_budgets_fall_where_they_do_with_one_tree(
     rigged_32: Exported, rigged_heads: Rigged, monkeypatch: pytest.MonkeyPatch, pattern: list[Tree]
 ) -> None:
@@ -129,7 +135,7 @@ def test_stops_and_budgets_fall_where_they_do_with_one_tree(
         assert answer.finish_reason == ("length" if budget < 10 else "stop")
 
 
-@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PAIR, WIDE]], ids=str)
+@pytest.mark.parametrize("pattern", [[WIDE, PLAIN], [PLAIN, PAIR, WIDE]], ids=in_words)
 def test_turns_and_forks_of_a_session_are_those_of_new_ones(
     own_heads: Exported, monkeypatch: pytest.MonkeyPatch, pattern: list[Tree]
 ) -> None:
