@@ -97,6 +97,7 @@ def host_overhead(engine: Engine, *, context: int, passes: int, speculation: boo
             max_new_tokens=engine.limits.max_length - context,
             ignore_eos=True,
             speculation=speculation,
+            adaptive=False,
         )
         next(stream)  # the prompt and the first pass
         outside_times, inside_times = [], []

@@ -28,7 +28,16 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="K",
         help="K zero-initialised heads with the shared projection, for a model without heads",
     )
-    parser.add_argument("--tree", required=True, type=Path, help="tree file; other trees can be given at run time")
+    parser.add_argument(
+        "--tree",
+        required=True,
+        action="append",
+        type=Path,
+        dest="trees",
+        metavar="TREE",
+        help="tree file; given again, answers change between the trees to the fastest, beginning with the first; others"
+        " can be given at run time",
+    )
     parser.add_argument("-o", "--output", type=Path, help="bundle folder; default: engines/MODEL")
     parser.add_argument(
         "--max-length", type=int, help=f"tokens of prompt and answer; default: at most {DEFAULT_MAX_LENGTH}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -28,11 +28,11 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
     LARGEST_LIMIT,
-    TREE_NAME,
     Limits,
     Manifest,
     file_sha256,
     graph_names,
+    tree_names,
 )
 from medusa_engine.runtime.policy import POLICIES
 from medusa_engine.runtime.strict_json import shown
@@ -50,9 +50,9 @@ def export(settings: ExportSettings) -> Path:
         UserError: see `medusa-export`; nothing is left at the output then.
     """
     _check_settings(settings)
-    tree = load_tree(settings.tree)
+    trees = _load_trees(settings.trees)
     if settings.untrained_heads is not None:  # of other heads the number is known when they are loaded
-        _check_tree(tree, settings, settings.untrained_heads)
+        _check_trees(trees, settings, settings.untrained_heads)
     source = checkpoint.find_source(settings.model)
     target = settings.output or Path("engines") / source.name.lower()
     place = target.resolve()  # what is checked is what is replaced: `..` and links are followed here, once
@@ -73,7 +73,7 @@ def export(settings: ExportSettings) -> Path:
         check_backbone(heads, source.weight_files())
         with _traceable(source, model):
             limits = _limits(settings, config, heads)
-        _check_tree(tree, settings, limits.heads)
+        _check_trees(trees, settings, limits.heads)
         shape = RoundShape(
             limits.layers,
             limits.kv_heads,
@@ -92,7 +92,8 @@ def export(settings: ExportSettings) -> Path:
             tokenizer = checkpoint.save_tokenizer(source, folder)
             stop_ids = checkpoint.stop_token_ids(model, tokenizer)
             checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
-            _write_tree(folder / TREE_NAME, tree)
+            for name, tree in zip(tree_names(len(trees)), trees, strict=True):
+                _write_tree(folder / name, tree)
         with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, model):
             medusa_heads = MedusaHeads(heads, model.get_output_embeddings())
             round_module = Round(
@@ -111,7 +112,8 @@ def export(settings: ExportSettings) -> Path:
             check_logits(model, probe, shape)
             probe.unlink()
         with _stage("writing the manifest"):
-            manifest = _manifest(target.name, limits, source, model, heads, folder, settings)
+            tree_files = tuple(tree_names(len(trees)))
+            manifest = _manifest(target.name, limits, source, model, heads, folder, settings, tree_files)
             bundle.write_manifest(folder, manifest)
     return target
 
@@ -133,8 +135,25 @@ def _check_settings(settings: ExportSettings) -> None:
         raise UserError("--heads and --untrained-heads are given together", "give one of them")
 
 
-def _check_tree(tree: Tree, settings: ExportSettings, heads: int) -> None:
-    check_tree(tree, heads=heads, topk=settings.topk, max_tree_nodes=settings.max_tree_nodes)
+def _load_trees(paths: Sequence[Path]) -> list[Tree]:
+    """Trees that differ in name, which reports call them by, and in paths."""
+    trees: list[Tree] = []
+    for path in paths:
+        tree = load_tree(path)
+        for other in trees:
+            if tree.paths == other.paths:
+                raise UserError(f"{path}: the tree {other.name} has the same paths", "give every tree once")
+            if tree.name == other.name:
+                raise UserError(
+                    f"{path}: another tree is called {tree.name}, too", 'give one of them another "name" or file name'
+                )
+        trees.append(tree)
+    return trees
+
+
+def _check_trees(trees: Sequence[Tree], settings: ExportSettings, heads: int) -> None:
+    for tree in trees:
+        check_tree(tree, heads=heads, topk=settings.topk, max_tree_nodes=settings.max_tree_nodes)
 
 
 def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | None:
@@ -202,6 +221,7 @@ def _manifest(
     heads: HeadWeights,
     folder: Path,
     settings: ExportSettings,
+    trees: tuple[str, ...],
 ) -> Manifest:
     return Manifest(
         name=name,
@@ -229,6 +249,7 @@ def _manifest(
         files=bundle.file_facts(folder),
         policies=settings.policies,
         repetition_penalty=settings.repetition_penalty,
+        trees=trees,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ class ExportSettings:
 
     Attributes:
         model: folder, hub id or .gguf file.
-        tree: tree file; the bundle's default tree.
+        trees: tree files; the first is the bundle's default tree.
         heads: folder, hub id or file of the heads; None where the model brings its own.
         untrained_heads: this many zero-initialised heads instead.
         output: bundle folder; None for engines/NAME.
@@ -30,7 +31,7 @@ class ExportSettings:
     """
 
     model: str
-    tree: Path
+    trees: Sequence[Path]
     heads: str | None = None
     untrained_heads: int | None = None
     output: Path | None = None

@@ -23,4 +23,5 @@ class AnswerOptions(TypedDict, total=False):
     deadline: float | None
     speculation: bool
     tree: Tree | None
+    adaptive: bool
     acceptance: AcceptancePolicy | None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from types import TracebackType
 
 from medusa_engine.runtime.generation import Generation, GenerationStream, Piece
 
 
 class AsyncGenerationStream(AsyncIterator[Piece]):
     """Iterates over the pieces of an answer.
+
+    As an asynchronous context manager it closes the answer when it is left.
 
     A cancelled task waits for the pass that is running, at most one, and closes the answer: its session can be used
     again at once.
@@ -33,6 +36,14 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
         if piece is None:
             raise StopAsyncIteration
         return piece
+
+    async def __aenter__(self) -> AsyncGenerationStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     async def aclose(self) -> None:
         """End the answer here, as `GenerationStream.close` does."""

@@ -45,7 +45,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ignore-eos", action="store_true", help="do not stop at stop tokens")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     parser.add_argument("--deadline-ms", type=float, help="end after the round that takes longer, prompt included")
-    parser.add_argument("--tree", type=Path, help="another tree for this run, the engine stays as it is")
+    parser.add_argument("--tree", type=Path, help="verify this tree in every round; the engine stays as it is")
+    parser.add_argument(
+        "--no-adaptive",
+        action="store_true",
+        help="verify the bundle's first tree in every round; without it and --tree, answers change between the bundle's"
+        " trees and plain steps to what is fastest, the tokens stay the same",
+    )
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding: no tree, no heads")
     parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
     parser.add_argument("--no-verify", action="store_true", help="do not hash the bundle's files before the run")
@@ -156,6 +162,7 @@ def _answer(
         "deadline": None if options.deadline_ms is None else options.deadline_ms / 1000,
         "speculation": not options.no_speculation,
         "tree": tree,
+        "adaptive": not options.no_adaptive,
         "acceptance": policy,
     }
     stream = (session or engine).stream(**asked)

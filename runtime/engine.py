@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
+from medusa_engine.runtime.adaptive_plans import AdaptivePlans
 from medusa_engine.runtime.answer_options import AnswerOptions, Message
 from medusa_engine.runtime.async_stream import AsyncGenerationStream
 from medusa_engine.runtime.backend import Backend
@@ -17,13 +18,13 @@ from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
-    TREE_NAME,
     Manifest,
     read_manifest,
     verify_files,
 )
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
+from medusa_engine.runtime.rounds import Plans, TreePlan
 from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
 from medusa_engine.runtime.tree import Tree, chain, load_tree
@@ -42,7 +43,8 @@ class Engine:
 
     Attributes:
         manifest: what the bundle says of itself.
-        tree: the tree of the bundle, the default of every answer.
+        trees: those of the bundle, which answers change between.
+        tree: the first of them.
         tokenizer: None if the bundle was exported without one.
         stop_token_ids: tokens that end an answer.
     """
@@ -50,12 +52,14 @@ class Engine:
     def __init__(self, folder: Path, manifest: Manifest, *, threads: int) -> None:
         self.manifest = manifest
         self.limits = manifest.limits
-        self.tree = load_tree(folder / TREE_NAME)
+        self.trees = tuple(load_tree(folder / name) for name in manifest.trees)
+        self.tree = self.trees[0]
         self.tokenizer: Tokenizer | None = None
         if TOKENIZER_FILE in manifest.files:
             self.tokenizer = Tokenizer.open(folder)
         self.stop_token_ids = frozenset(read_stop_token_ids(folder / GENERATION_NAME))
         self.backend: Backend = OnnxRuntimeBackend(folder, manifest, threads=threads)
+        self._adaptive: dict[str, AdaptivePlans] = {}  # by the policy's graph: what it publishes differs
         self._lock = threading.Lock()
         self._unreported_seconds = 0.0  # loading that no answer has been charged with
 
@@ -133,6 +137,19 @@ class Engine:
         _log.debug("%s: loaded, speculation %s", self.manifest.name, speculation)
         return seconds
 
+    def plans(self, policy: AcceptancePolicy, *, tree: Tree | None = None, adaptive: bool = True) -> Plans:
+        """What says which tree each round of an answer verifies; arguments as in `Session.stream`.
+
+        Raises:
+            UserError: the engine or the policy cannot run the tree.
+        """
+        if tree is not None or not adaptive or not policy.reproduces_plain:
+            return TreePlan(self._tree_for(policy, tree), self.limits)
+        with self._lock:
+            if policy.graph not in self._adaptive:
+                self._adaptive[policy.graph] = AdaptivePlans(self.trees, self.limits)
+            return self._adaptive[policy.graph]
+
     def check_policy(self, policy: AcceptancePolicy, *, speculation: bool) -> None:
         """Refuse what this bundle cannot do.
 
@@ -155,7 +172,7 @@ class Engine:
                 "choose greedy or sample, or decode with speculation",
             )
 
-    def tree_for(self, policy: AcceptancePolicy, tree: Tree | None) -> Tree:
+    def _tree_for(self, policy: AcceptancePolicy, tree: Tree | None) -> Tree:
         """The tree of an answer: the user's or the bundle's; under `rejection` the user's chain or the longest one.
 
         Raises:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from medusa_engine.runtime.answer_text import AnswerText
-from medusa_engine.runtime.rounds import Decoding
+from medusa_engine.runtime.rounds import PLAIN, Decoding
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ class Generation:
         round_seconds: wall time of each round.
         timings: of the whole answer.
         cached_tokens: of the prompt's tokens, those whose keys and values the session had kept.
+        round_trees: name of the tree that each round verified, `plain` for a plain step.
+        tree: the tree in use at the end: of several, the one found to be fastest so far.
     """
 
     text: str | None
@@ -46,6 +50,8 @@ class Generation:
     round_seconds: list[float]
     timings: Timings
     cached_tokens: int = 0
+    round_trees: list[str] = field(default_factory=list)
+    tree: str = PLAIN.name
 
     @property
     def generated_tokens(self) -> int:
@@ -54,6 +60,11 @@ class Generation:
     @property
     def rounds(self) -> int:
         return len(self.published_per_round)
+
+    @property
+    def rounds_per_tree(self) -> dict[str, int]:
+        """Rounds of each tree that verified one, in the order of their first."""
+        return dict(Counter(self.round_trees))
 
     def document(self) -> dict[str, Any]:
         """The JSON form that `medusa-run --json` prints; times in seconds."""
@@ -66,6 +77,8 @@ class Generation:
             "generated_tokens": self.generated_tokens,
             "rounds": self.rounds,
             "published_per_round": self.published_per_round,
+            "rounds_per_tree": self.rounds_per_tree,
+            "tree": self.tree,
             "timings": {
                 "load": self.timings.load,
                 "prefill": self.timings.prefill,
@@ -83,15 +96,19 @@ class Piece:
             begun, and always is without a tokenizer.
         token_ids: the tokens the round published; none in a last piece of text that was held back.
         seconds: wall time of the round.
+        tree: name of the tree that the round verified, `plain` for a plain step; None without a round.
     """
 
     text: str
     token_ids: list[int]
     seconds: float = 0.0
+    tree: str | None = None
 
 
 class GenerationStream:
     """Iterates over the pieces of an answer; `generation` is the record once the iteration has ended.
+
+    As a context manager it closes the answer when it is left.
 
     Args:
         decoding: its rounds.
@@ -124,6 +141,14 @@ class GenerationStream:
     def __next__(self) -> Piece:
         return next(self._pieces)
 
+    def __enter__(self) -> GenerationStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
     @property
     def generation(self) -> Generation:
         """The finished answer; runs what is left of it first."""
@@ -147,7 +172,7 @@ class GenerationStream:
                 if self._text and self._text.stopped:
                     decoding.stop(kept)
                 self._sent.append(text)
-                yield Piece(text, round_.token_ids[:kept], round_.seconds)
+                yield Piece(text, round_.token_ids[:kept], round_.seconds, round_.tree)
             rest = self._text.finish() if self._text else ""
             if rest:
                 self._sent.append(rest)
@@ -175,6 +200,8 @@ class GenerationStream:
                 decode=time.perf_counter() - self._started - decoding.prefill_seconds,
             ),
             cached_tokens=self._cached_tokens,
+            round_trees=[round_.tree for round_ in decoding.rounds],
+            tree=decoding.tree,
         )
         _log.debug(
             "answer of %d tokens in %d rounds behind %d (%d kept): %s",

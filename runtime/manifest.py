@@ -75,6 +75,7 @@ class Manifest:
         files: file name -> {"bytes": int, "sha256": hex} of every other file of the bundle.
         policies: acceptance policies that have graphs.
         repetition_penalty: whether each policy has graphs that penalise repetition too.
+        trees: files of trees, the first is the default.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]]
     policies: tuple[str, ...]
     repetition_penalty: bool
+    trees: tuple[str, ...]
 
     @property
     def heads_trained(self) -> bool:
@@ -96,6 +98,11 @@ class Manifest:
         """The JSON form, format, version and its own sha256 included."""
         document = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
         return document | {"sha256": document_sha256(document)}
+
+
+def tree_names(count: int) -> list[str]:
+    """File names of the trees of a bundle: tree.json, tree.2.json, tree.3.json."""
+    return [TREE_NAME, *(f"tree.{number}.json" for number in range(2, count + 1))]
 
 
 def graph_name(kind: str, variant: str) -> str:
@@ -153,7 +160,8 @@ def read_manifest(folder: Path) -> Manifest:
     penalty = field_of("repetition_penalty", bool)
     graphs = _graphs(field_of("graphs", dict), graph_names(policies, repetition_penalty=penalty), path)
     files = _files(field_of("files", dict), path)
-    for name in (*graphs.values(), WEIGHTS_NAME, TREE_NAME, GENERATION_NAME):
+    trees = _trees(field_of("trees", list), path)
+    for name in (*graphs.values(), WEIGHTS_NAME, *trees, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
             raise UserError(f'{path}: "files" does not list {shown(name)}', _EXPORT_HINT)
     return Manifest(
@@ -167,6 +175,7 @@ def read_manifest(folder: Path) -> Manifest:
         files=files,
         policies=policies,
         repetition_penalty=penalty,
+        trees=trees,
     )
 
 
@@ -224,6 +233,12 @@ def _limits(values: Mapping[str, Any], path: Path) -> Limits:
 def _policies(values: list[Any], path: Path) -> tuple[str, ...]:
     if GREEDY not in values or not all(value in POLICIES for value in values):
         raise UserError(f'{path}: "policies" is {shown(values)}', _EXPORT_HINT)
+    return tuple(values)
+
+
+def _trees(values: list[Any], path: Path) -> tuple[str, ...]:
+    if not values or not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
+        raise UserError(f'{path}: "trees" is {shown(values)}', _EXPORT_HINT)
     return tuple(values)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence, Set
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,17 +14,48 @@ from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.tree import Tree, TreeBuffers, check_tree, compile_tree
 
 CHUNK_ROWS = 256  # prompt tokens per prefill pass
+PLAIN = Tree((), "plain")  # the root alone: one token per pass
 
 
 class Round(NamedTuple):
-    """One pass of the decode loop: the tokens it published, and its wall time in seconds."""
+    """One pass of the decode loop.
+
+    Attributes:
+        token_ids: tokens it published.
+        seconds: its wall time.
+        tree: name of the tree that it verified, `plain` for a plain step.
+    """
 
     token_ids: list[int]
     seconds: float
+    tree: str = PLAIN.name
+
+
+class Plans(Protocol):
+    """Says which tree the next round verifies."""
+
+    @property
+    def used(self) -> Tree:
+        """The tree that is taken where nothing else is tried."""
+
+    def choose(self) -> TreePlan:
+        """The tree for the round behind the pass that is about to run."""
+
+    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
+        """Take note of a round that verified the whole tree and did not end the answer.
+
+        Args:
+            plan: of the tree.
+            published: tokens it published.
+            seconds: its wall time.
+            steady: whether the rounds before and behind it are of the same tree.
+        """
 
 
 class TreePlan:
     """The buffers of one tree and of the smaller ones it shrinks to at the end of the cache.
+
+    As `Plans` it chooses itself, always. Several threads may use it.
 
     Args:
         tree: proposed by every round.
@@ -50,6 +81,16 @@ class TreePlan:
             self._by_rows[rows] = compile_tree(self.tree.shrunk(rows), topk=self._limits.topk, depth=self._limits.depth)
         return self._by_rows[rows]
 
+    @property
+    def used(self) -> Tree:
+        return self.tree
+
+    def choose(self) -> TreePlan:
+        return self
+
+    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
+        """Nothing depends on it."""
+
 
 class Decoding:
     """Iterates over the rounds of one answer.
@@ -63,7 +104,7 @@ class Decoding:
         state: holds the first `cached_tokens` tokens of the prompt.
         limits: of its engine.
         prompt_ids: at least one token.
-        plan: the tree of every round, or None for plain steps.
+        plan: the tree of every round, or what chooses it from round to round; None for plain steps.
         max_new_tokens: at most this many tokens are published.
         stop_ids: tokens that end the answer.
         cached_tokens: less than the prompt has: its last token is run, for the logits behind it.
@@ -86,7 +127,7 @@ class Decoding:
         limits: Limits,
         prompt_ids: Sequence[int],
         *,
-        plan: TreePlan | None,
+        plan: Plans | None,
         max_new_tokens: int,
         stop_ids: Set[int],
         cached_tokens: int = 0,
@@ -105,6 +146,8 @@ class Decoding:
         self._runs = max_new_tokens > 0
         self._budget = min(max_new_tokens, room)  # tokens that may still be published
         self._spent = "length" if max_new_tokens <= room else "cache_full"  # the reason when they are
+        self._before: TreePlan | None = None  # the tree of the last round
+        self._proposed: TreePlan | None = None  # and of the next one
         self._stop_ids = stop_ids
         self._deadline = deadline
         self._started = 0.0
@@ -126,7 +169,7 @@ class Decoding:
             else:
                 started = time.perf_counter()
                 held, self.held = self.held, []
-                self._launch(self._limits.max_length - len(held))
+                verified = self._launch(self._limits.max_length - len(held))
                 published = self._state.read()
                 token_ids: list[int] = published.tokens.tolist()
                 held += token_ids
@@ -134,24 +177,33 @@ class Decoding:
                 self._budget = published.token_budget
                 if published.finished and token_ids[-1] in self._stop_ids:
                     self.finish_reason = "stop"
-                self.rounds.append(Round(token_ids, time.perf_counter() - started))
+                seconds = time.perf_counter() - started
+                self.rounds.append(Round(token_ids, seconds, verified.name))
+                if self._budget and self.finish_reason is None:  # another may have been cut
+                    self._record(verified, len(token_ids), seconds)
                 yield self.rounds[-1]
+
+    @property
+    def tree(self) -> str:
+        """Name of the tree in use, `plain` for plain steps."""
+        return PLAIN.name if self._plan is None else self._plan.used.name
 
     def stop(self, kept: int) -> None:
         """End the answer behind the first `kept` tokens, at least one, of the round that was read last."""
-        tokens, seconds = self.rounds[-1]
-        dropped = len(tokens) - kept
+        last = self.rounds[-1]
+        dropped = len(last.token_ids) - kept
         if dropped:
             del self.held[-dropped:]
             self._state.keep_pending(kept)
-            self.rounds[-1] = Round(tokens[:kept], seconds)
+            self.rounds[-1] = last._replace(token_ids=last.token_ids[:kept])
         self.finish_reason = "stop"
 
     def _late(self) -> bool:
         return self._deadline is not None and time.perf_counter() - self._started >= self._deadline
 
     def _prefill(self) -> None:
-        next_tree = None if self._plan is None else self._plan.full
+        self._proposed = None if self._plan is None else self._plan.choose()
+        next_tree = None if self._proposed is None else self._proposed.full
         begin = end = len(self.held)
         self.held = []
         while end < len(self._prompt) and not (end > begin and self._late()):
@@ -162,12 +214,32 @@ class Decoding:
         self.held = self._prompt[:end].tolist()
         self.prefill_seconds = time.perf_counter() - self._started
 
-    def _launch(self, rows_left: int) -> None:
-        if self._plan is None:
+    def _launch(self, rows_left: int) -> _Verified:
+        plan = self._proposed
+        if self._plan is None or plan is None:
             self._state.step()
-        else:
-            tree = self._plan.fit(min(rows_left, self._state.rows_ready))
-            self._state.round(tree, self._plan.full)
+            return _Verified(None, whole=True, steady=True)
+        tree = plan.fit(min(rows_left, self._state.rows_ready))
+        before, self._before = self._before, plan
+        self._proposed = self._plan.choose()
+        self._state.round(tree, self._proposed.full)
+        return _Verified(plan, len(tree.tree_indices) == plan.tree.nodes, before is plan is self._proposed)
+
+    def _record(self, verified: _Verified, published: int, seconds: float) -> None:
+        if self._plan is not None and verified.plan is not None and verified.whole:
+            self._plan.record(verified.plan, published, seconds, steady=verified.steady)
+
+
+class _Verified(NamedTuple):
+    """The tree of a pass: whether all of it had room, and whether the passes before and behind it are of the same."""
+
+    plan: TreePlan | None
+    whole: bool
+    steady: bool
+
+    @property
+    def name(self) -> str:
+        return PLAIN.name if self.plan is None else self.plan.tree.name
 
 
 def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:

@@ -15,7 +15,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.kept_cache import copy_cache, shared_length, wind_back
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.stop_strings import StopStrings
 from medusa_engine.runtime.tree import Tree
 
@@ -66,6 +66,7 @@ class Session:
         deadline: float | None = None,
         speculation: bool = True,
         tree: Tree | None = None,
+        adaptive: bool = True,
         acceptance: AcceptancePolicy | None = None,
     ) -> GenerationStream:
         """Start an answer; iterate over the result for its pieces.
@@ -79,8 +80,12 @@ class Session:
                 held back until it is decided.
             deadline: seconds from the first pass; the answer ends after the pass that crosses it.
             speculation: False decodes plainly, one token per pass, without the heads.
-            tree: another tree than the bundle's, for this answer; a chain under `rejection`, whose default is the
-                longest one.
+            tree: the tree of every round of this answer, another than the bundle's too; a chain under `rejection`,
+                whose default is the longest one.
+            adaptive: change between the bundle's trees and plain steps from round to round, by what they were measured
+                to publish per second; False takes the bundle's first tree in every round. Tokens are the same. A
+                given `tree` is kept in any case, and `rejection` and `typical`, whose tokens depend on the tree, keep
+                theirs.
             acceptance: another policy than greedy, one of those the bundle was exported with. `typical` does not
                 preserve the model's distribution.
 
@@ -100,7 +105,7 @@ class Session:
             state,
             engine.limits,
             ids,
-            plan=TreePlan(engine.tree_for(policy, tree), engine.limits) if speculation else None,
+            plan=engine.plans(policy, tree=tree, adaptive=adaptive) if speculation else None,
             max_new_tokens=max_new_tokens,
             stop_ids=frozenset() if ignore_eos else engine.stop_token_ids,
             cached_tokens=cached_tokens,

@@ -25,6 +25,8 @@ def statistics(generation: Generation, manifest: Manifest, *, speculation: bool,
         mean = generation.generated_tokens / max(generation.rounds, 1)
         lines.insert(0, f"heads              {manifest.limits.heads}{heads}")
         lines.append(f"tokens per round   {mean:.2f} over {generation.rounds} rounds ({histogram or 'none'})")
+        rounds = ", ".join(f"{name} in {count} rounds" for name, count in generation.rounds_per_tree.items())
+        lines.append(f"trees              {rounds or 'none'}; in use: {generation.tree}")
     if acceptance.name != GREEDY or acceptance.penalises:
         lines.append(f"acceptance         {acceptance}")
     unit = "round" if speculation else "step "

@@ -34,17 +34,22 @@ OUTPUTS = (
 
 
 class Graph:
-    """A graph file of a bundle, without its weights."""
+    """A graph file of a bundle, without its weights; its nodes and values are those of its branches, too."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.manifest: Manifest = read_manifest(folder)
         self.limits: Limits = self.manifest.limits
         self.model = onnx.load(folder / self.manifest.graphs[name], load_external_data=False)
         graph = self.model.graph
-        self.nodes = list(graph.node)
+        self.branches = {  # name of the attribute -> the branch of the one If
+            attribute.name: attribute.g for node in graph.node if node.op_type == "If" for attribute in node.attribute
+        }
+        self.nodes = [node for part in (graph, *self.branches.values()) for node in part.node]
         self.producer = {output: node for node in self.nodes for output in node.output}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        self.types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
+        values = [value for part in self.branches.values() for value in (*part.value_info, *part.output)]
+        values += [*graph.value_info, *graph.input, *graph.output]
+        self.types = {value.name: value.type.tensor_type for value in values}
 
     def shape(self, name: str) -> list[int | str]:
         """Sizes of a value; a name where the size is dynamic."""
@@ -223,6 +228,27 @@ def test_the_step_has_no_heads(round_graph: Graph, step_graph: Graph) -> None:
     if heads["draft_vocabulary"]:  # the heads' rows of the shared projection
         expected += heads["draft_vocabulary"] * hidden
     assert elements(round_) - elements(step) == expected
+
+
+def test_a_round_that_proposes_the_root_alone_leaves_the_heads_out(round_graph: Graph, step_graph: Graph) -> None:
+    (choice,) = (node for node in round_graph.nodes if node.op_type == "If")
+    (greater, size) = (round_graph.producer[name] for name in (choice.input[0], "tree_size"))
+    assert (greater.op_type, size.op_type, list(size.input)) == ("Greater", "Size", ["tree_indices"])
+    heads, no_heads = round_graph.branches["then_branch"], round_graph.branches["else_branch"]
+    assert [node.op_type for node in no_heads.node] == ["Constant"]
+    used = {name for node in heads.node for name in node.input}
+    elsewhere = {name for node in round_graph.model.graph.node for name in node.input}
+    # Where heads share the LM projection, both use it; their other weights are read in the branch alone.
+    own = round_graph.weights().keys() - step_graph.weights().keys()
+    assert own <= used and not own & elsewhere
+    assert "TopK" in {node.op_type for node in heads.node}
+    assert "TopK" not in {node.op_type for node in round_graph.model.graph.node}
+
+
+def test_the_rounds_of_every_policy_do_so(own_heads: Exported) -> None:
+    graphs = [Graph(own_heads.bundle, name) for name in read_manifest(own_heads.bundle).graphs]
+    assert {bool(graph.branches) for graph in graphs if "tree_indices" in graph.types} == {True}
+    assert {bool(graph.branches) for graph in graphs if "tree_indices" not in graph.types} == {False}
 
 
 def test_the_step_takes_no_tree(step_graph: Graph) -> None:
