@@ -82,7 +82,12 @@ def test_an_answer_that_is_left_can_be_closed(own_heads: Exported) -> None:
         await stream.aclose()
         return stream.generation.finish_reason
 
-    assert asyncio.run(answer()) == "closed"
+    async def managed() -> str:
+        async with own_heads.engine.astream(prompt_ids=PROMPT, max_new_tokens=12) as stream:
+            await anext(stream)
+        return stream.generation.finish_reason
+
+    assert asyncio.run(answer()) == asyncio.run(managed()) == "closed"
 
 
 def test_a_bad_request_is_refused_before_the_iteration(own_heads: Exported) -> None:

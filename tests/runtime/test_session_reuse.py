@@ -104,6 +104,16 @@ def test_a_stream_that_is_closed_says_so_and_keeps_what_it_published(own_heads: 
         assert unstarted.generation.finish_reason == "closed"
 
 
+def test_leaving_a_stream_closes_it(own_heads: Exported) -> None:
+    with own_heads.engine.session() as session:
+        with session.stream(prompt_ids=PROMPT, max_new_tokens=20) as stream:
+            published = next(stream).token_ids
+        assert (stream.generation.finish_reason, stream.generation.token_ids) == ("closed", published)
+        with session.stream(prompt_ids=PROMPT, max_new_tokens=3) as stream:
+            list(stream)
+        assert stream.generation.finish_reason == "length"
+
+
 def test_a_new_answer_closes_the_one_before(own_heads: Exported) -> None:
     engine = own_heads.engine
     with engine.session() as session:
