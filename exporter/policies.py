@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from medusa_engine.exporter.acceptance import AcceptedPath, Paths, accept_likely, accept_tokens
+from medusa_engine.exporter.acceptance import Paths, accept_likely, accept_tokens
 from medusa_engine.exporter.rejection import RejectionInputs, accept_drafts
 from medusa_engine.exporter.sampling import SamplingInputs, draw, likely_and_threshold, processed_weights, sample
-from medusa_engine.exporter.stopping import NO_TOKEN, finite_rows
+from medusa_engine.exporter.stopping import NO_TOKEN, StopInputs, finite_rows, publish
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL
 
 
@@ -31,12 +31,12 @@ class Verdict(NamedTuple):
     """What a policy decides.
 
     Attributes:
-        accepted: the path, as long as the policy accepts it.
+        published: of the path it accepts, as `publish` gives it.
         next_root: [1] root of the next tree; NO_TOKEN where the logits decide none.
         tokens: [R] the token behind each row with logits, or NO_TOKEN, for plain steps; None where a policy has none.
     """
 
-    accepted: AcceptedPath
+    published: dict[str, torch.Tensor]
     next_root: torch.Tensor
     tokens: torch.Tensor | None
 
@@ -49,6 +49,7 @@ def judge(
     sampling: SamplingInputs,
     typical: TypicalInputs,
     rejection: RejectionInputs,
+    stop: StopInputs,
 ) -> dict[str, Verdict]:
     """The verdict of greedy and of each of the policies.
 
@@ -65,14 +66,16 @@ def judge(
     verdicts = {}
     for policy, tokens in chosen.items():
         by_row = tokens.index_select(0, logit_index)  # [N]
-        accepted = accept_tokens(paths, by_row)
-        verdicts[policy] = Verdict(accepted, by_row.index_select(0, accepted.winning_row), tokens)
+        published = publish(accept_tokens(paths, by_row), stop)
+        verdicts[policy] = Verdict(published, by_row.index_select(0, published["winning_row"]), tokens)
     if REJECTION in policies:
         weights = processed_weights(logits, sampling)
         accepted, next_root = accept_drafts(paths, weights, logit_index, sampling.uniforms, rejection)
         row = logit_index.index_select(0, accepted.winning_row)  # [1]
         next_root = _decided(logits.index_select(0, row), next_root)
-        verdicts[REJECTION] = Verdict(accepted, next_root, _decided(logits, draw(weights, sampling.uniforms)))
+        verdicts[REJECTION] = Verdict(
+            publish(accepted, stop), next_root, _decided(logits, draw(weights, sampling.uniforms))
+        )
     if TYPICAL in policies:
         probabilities, threshold = likely_and_threshold(
             logits, best_token, sampling.temperature, typical.posterior_threshold, typical.posterior_alpha
@@ -80,12 +83,12 @@ def judge(
         parents = paths.by_row(logit_index)[:, :-1]  # [paths, D]
         edges = parents * probabilities.shape[1] + paths.tokens[:, 1:]
         likely = probabilities.reshape(-1).index_select(0, edges.reshape(-1)).view_as(edges)
-        accepted = accept_likely(paths, likely, threshold.index_select(0, logit_index))
-        row = logit_index.index_select(0, accepted.winning_row)  # [1]
+        published = publish(accept_likely(paths, likely, threshold.index_select(0, logit_index)), stop)
+        row = logit_index.index_select(0, published["winning_row"])  # [1]
         row_logits = logits.index_select(0, row)  # [1, V]
         drawn = sample(row_logits, sampling.rows(row))
         next_root = torch.where(typical.root_drawn, drawn, best_token.index_select(0, row))
-        verdicts[TYPICAL] = Verdict(accepted, _decided(row_logits, next_root), None)
+        verdicts[TYPICAL] = Verdict(published, _decided(row_logits, next_root), None)
     return verdicts
 
 

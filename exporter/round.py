@@ -145,10 +145,10 @@ class Round(torch.nn.Module):
             scores[True] = penalise(logits, input_ids[0], on_path, PenaltyInputs(history, repetition_penalty))
         chosen, accepted, next_root = {}, {}, {}  # of each variant, see `policies.Verdict`
         for penalised, by_row in scores.items():
-            verdicts = judge(self.policies, by_row, paths, logit_index, sampling, typical, rejection)
+            verdicts = judge(self.policies, by_row, paths, logit_index, sampling, typical, rejection, stop)
             for name, verdict in verdicts.items():
                 variant = graph_variant(name, penalised=penalised)
-                accepted[variant], next_root[variant] = publish(verdict.accepted, stop), verdict.next_root
+                accepted[variant], next_root[variant] = verdict.published, verdict.next_root
                 if verdict.tokens is not None:
                     chosen[variant] = verdict.tokens
 
