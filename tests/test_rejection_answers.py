@@ -224,7 +224,7 @@ def test_a_tree_that_branches_is_refused(every_graph: Exported, commands: Comman
 def test_the_chain_is_as_deep_as_heads_and_nodes_allow(every_graph: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = every_graph.engine
     assert engine.plans(POLICIES[0]).used == chain(3)
-    assert engine.plans(AcceptancePolicy()).used == engine.tree
+    assert engine.plans(AcceptancePolicy(), adaptive=False).used == engine.tree
     monkeypatch.setattr(engine, "limits", replace(engine.limits, max_tree_nodes=3))
     assert engine.plans(POLICIES[0]).used == chain(2)
 
