@@ -111,8 +111,8 @@ class Slot:
     @classmethod
     def allocate(cls, rows: int, depth: int) -> Slot:
         shapes = ((1, rows), (1, rows), (1,), (depth + 1,), (1,), (depth + 1,), (1,), (1,))
-        arrays: list[Any] = [np.zeros(shape, dtype=np.int64) for shape in shapes]
-        return cls(*arrays, np.zeros(1, dtype=np.bool_))
+        arrays: list[npt.NDArray[Any]] = [np.zeros(shape, dtype=np.int64) for shape in shapes]
+        return cls(*arrays, *[np.zeros(1, dtype=np.bool_)])
 
 
 class OnnxRuntimeState:
