@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from medusa_engine.runtime.command_line import add_version, run_command
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE = "MEDUSA_API_KEY"
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_LARGEST_PORT = 65535
 _BACKLOG = 2048  # connections that the system holds until they are accepted
 
 
@@ -164,13 +166,14 @@ def _serve_options(
 
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens: before the engine is loaded, as an address in use need not wait for that."""
-    hint = "give another --port or --host"
+    if not 0 <= port <= _LARGEST_PORT:  # the system would take its last 16 bits
+        raise UserError(f"--port is {port}", f"give 0, for a free one, to {_LARGEST_PORT}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:  # of the name, and of a port above 65535
+    except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot listen at {host}, port {port}: {reason}", hint) from error
+        raise UserError(f"cannot listen at {host}, port {port}: {reason}", "give another --port or --host") from error
 
 
 def _announce(listener: socket.socket, served: ServeOptions) -> None:
@@ -182,8 +185,11 @@ def _announce(listener: socket.socket, served: ServeOptions) -> None:
 
 
 def _serve_until_signal(server: uvicorn.Server, listener: socket.socket) -> None:
-    # The server ends at these signals, and raises them again once it has: then there is nothing left to end.
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    def end(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # The server's own handlers are there only while it runs; once it has ended it raises the signals again.
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.run(sockets=[listener])
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from medusa_engine.runtime.engine import Engine
@@ -13,6 +14,7 @@ from medusa_engine.runtime.strict_json import shown
 
 _PARAMETERS = {field.name: field for field in fields(AcceptancePolicy) if field.name != "name"}
 _NARROWING = ("top_k", "top_p", "min_p")  # which only a draw can heed
+_USUAL = ("temperature", *_NARROWING, "seed")  # clients send them always: with a temperature of 0 they are no mistake
 
 
 def choose_policy(given: Fields, engine: Engine, server: ServeOptions) -> AcceptancePolicy:
@@ -25,42 +27,55 @@ def choose_policy(given: Fields, engine: Engine, server: ServeOptions) -> Accept
         RequestError: a parameter is out of range or does nothing, or the bundle has no such policy; names the field.
     """
     acceptance = given.text("acceptance")
-    parameters: dict[str, object] = {}
-    for name, field in _PARAMETERS.items():
-        kind = str(field.type)
-        value: float | str | None
-        value = given.whole(name) if kind == "int" else given.text(name) if kind == "str" else given.number(name)
-        if value is not None:
-            parameters[name] = value
-    temperature = parameters.get("temperature")
-    narrowing = [name for name in _NARROWING if name in parameters and parameters[name] != _PARAMETERS[name].default]
-    name, asker = acceptance or server.acceptance, "acceptance" if acceptance else None
-    if acceptance is None and temperature == 0:
-        name = GREEDY
-    elif acceptance is None and name == GREEDY and (temperature or narrowing):
-        name, asker = SAMPLE, "temperature" if temperature else narrowing[0]
-
+    parameters = _parameters(given)
+    policy_name, asker = _policy_name(acceptance, parameters, server)
     with naming("acceptance"):
-        AcceptancePolicy(name)
-    for parameter, value in parameters.items():
-        with naming(parameter):
-            AcceptancePolicy(name, **{parameter: value})  # type: ignore[arg-type]
-    defaults = server.parameters if name == server.acceptance else {}
-    policy = AcceptancePolicy(name, **{**defaults, **parameters})  # type: ignore[arg-type]
-    if acceptance is not None and temperature != 0:
-        _refuse_idle(policy, parameters)
+        AcceptancePolicy(policy_name)
+    for name, value in parameters.items():
+        with naming(name):
+            AcceptancePolicy(policy_name, **{name: value})  # type: ignore[arg-type]
+    defaults = server.parameters if policy_name == server.acceptance else {}
+    policy = AcceptancePolicy(policy_name, **{**defaults, **parameters})  # type: ignore[arg-type]
+    _refuse_idle(policy, parameters, strict=acceptance is not None and parameters.get("temperature") != 0)
     with naming(asker):
         engine.check_policy(policy, speculation=server.speculation)
     return policy
 
 
-def _refuse_idle(policy: AcceptancePolicy, parameters: dict[str, object]) -> None:
-    """Refuse parameters that do nothing under the policy that the request names; a seed never hurts."""
+def _parameters(given: Fields) -> dict[str, object]:
+    parameters: dict[str, object] = {}
+    for name, field in _PARAMETERS.items():
+        readers: dict[object, Callable[[str], object]] = {"int": given.whole, "str": given.text}
+        value = readers.get(field.type, given.number)(name)
+        if value is not None:
+            parameters[name] = value
+    return parameters
+
+
+def _policy_name(
+    acceptance: str | None, parameters: Mapping[str, object], server: ServeOptions
+) -> tuple[str, str | None]:
+    """The name of the policy, and the field that asks for it; None for the server's own."""
+    if acceptance is not None:
+        return acceptance, "acceptance"
+    temperature = parameters.get("temperature")
+    if temperature == 0:
+        return GREEDY, "temperature"
+    askers = ["temperature"] if temperature is not None else []
+    askers += [
+        name for name in _NARROWING if parameters.get(name, _PARAMETERS[name].default) != _PARAMETERS[name].default
+    ]
+    if server.acceptance == GREEDY and askers:
+        return SAMPLE, askers[0]
+    return server.acceptance, None
+
+
+def _refuse_idle(policy: AcceptancePolicy, parameters: Mapping[str, object], *, strict: bool) -> None:
+    """Refuse parameters that do nothing under the policy; not a seed, and the usual ones only if `strict`."""
+    effective = policy.document()
     for name, value in parameters.items():
-        if name == "seed" or name in policy.document():
+        if name in effective or name == "seed" or (name in _USUAL and not strict):
             continue
         if name == "temperature" or value != _PARAMETERS[name].default:
-            message = (
-                f"{name} is {shown(value)}, which does nothing with acceptance {policy.name}: leave one of them out"
-            )
-            raise RequestError(message, param=name)
+            problem = f"{name} is {shown(value)}, but does nothing with acceptance {policy.name}"
+            raise RequestError(f"{problem}: leave it out, or give another acceptance", param=name)
