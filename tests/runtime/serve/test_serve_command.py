@@ -131,31 +131,27 @@ def test_address_in_use_is_refused_before_the_engine_is_opened(capfd: pytest.Cap
     check_refused(status, capfd.readouterr().err, "medusa-serve", str(port), "in use")
 
 
-@pytest.mark.parametrize("package", EXTRA)
-def test_missing_extra_is_named_in_two_lines(
-    package: str, chat_bundle: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("medusa_engine.runtime.serve.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    status = main(["--engine", str(chat_bundle), "--port", "0"])
-    output = capfd.readouterr()
-    check_refused(status, output.err, "medusa-serve", package)
-    assert ".[serve]" in output.err
+def test_without_the_extra_the_command_names_it_in_two_lines(chat_bundle: Path) -> None:
+    done = without_extra("sys.exit(main(sys.argv[1:]))", "--engine", chat_bundle, "--port", "0")
+    check_refused(done.returncode, done.stderr, "medusa-serve", "uvicorn")
+    assert ".[serve]" in done.stderr
 
 
 def test_runtime_and_help_need_nothing_of_the_extra() -> None:
-    code = (
-        "import sys\n"
-        f"sys.modules.update(dict.fromkeys({EXTRA!r}))\n"
-        "import medusa_engine.runtime.engine, medusa_engine.runtime.cli, medusa_engine.runtime.serve\n"
-        "from medusa_engine.runtime.serve.cli import main\n"
-        "main(['--help'])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = without_extra("import medusa_engine.runtime.engine, medusa_engine.runtime.cli; main(['--help'])")
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
     assert "greedily" in words and "does not preserve the model's distribution" in words
+
+
+def without_extra(statement: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a statement, in which `main` is the command's, where nothing of the extra can be imported."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({EXTRA!r}))\n"
+        f"from medusa_engine.runtime.serve.cli import main\n{statement}\n"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
 
 
 def test_server_of_a_thread_leaves_the_threads_it_found(chat_bundle: Path) -> None:
