@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.serve.answering import AnswerEndpoint
 from medusa_engine.runtime.serve.asked import check_model
 from medusa_engine.runtime.serve.errors import RequestError, json_response, server_failure
@@ -26,6 +27,7 @@ from medusa_engine.runtime.serve.middleware import CountRequests, RequireKey
 from medusa_engine.runtime.serve.options import ServeOptions
 from medusa_engine.runtime.serve.pool import SessionPool
 from medusa_engine.runtime.strict_json import shown
+from medusa_engine.runtime.tree import check_tree
 
 _READING_THREADS = 4  # for requests that are read while every session runs
 _METHODS = {
@@ -42,7 +44,15 @@ def make_app(engine: Engine, options: ServeOptions) -> Starlette:
 
     Its lifespan has to run: it makes the threads of the passes, and closes the sessions. `app.state.pool` is the
     `SessionPool`.
+
+    Raises:
+        UserError: the engine cannot run the options' tree or policy.
     """
+    policy = AcceptancePolicy(options.acceptance, **options.parameters)
+    engine.check_policy(policy, speculation=options.speculation)
+    if options.tree is not None:
+        limits = engine.limits
+        check_tree(options.tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
     pool = SessionPool(engine, sessions=options.sessions, max_queue=options.max_queue)
     metrics = Metrics(pool, depth=engine.limits.depth)
     models = _Models(engine, options)

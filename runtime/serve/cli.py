@@ -20,7 +20,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.policy_options import add_policy_options, policy_of
 from medusa_engine.runtime.serve.options import ServeOptions
-from medusa_engine.runtime.tree import check_tree, load_tree
+from medusa_engine.runtime.tree import load_tree
 from medusa_engine.runtime.utf8_file import read_utf8_file
 
 if TYPE_CHECKING:
@@ -109,11 +109,10 @@ def _run(options: argparse.Namespace) -> None:
     with _listen(options.host, options.port) as listener:
         engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
         served = _serve_options(options, engine, policy, api_key)
-        speculation = not options.no_speculation
-        engine.check_policy(policy, speculation=speculation)
-        engine.load(speculation=speculation, policy=policy.graph)
+        app = make_app(engine, served)
+        engine.load(speculation=served.speculation, policy=policy.graph)
         config = uvicorn.Config(
-            make_app(engine, served),
+            app,
             http="h11",
             ws="none",
             lifespan="on",
@@ -146,9 +145,6 @@ def _api_key(options: argparse.Namespace) -> str | None:
 def _serve_options(
     options: argparse.Namespace, engine: Engine, policy: AcceptancePolicy, api_key: str | None
 ) -> ServeOptions:
-    tree, limits = load_tree(options.tree) if options.tree else None, engine.limits
-    if tree is not None:
-        check_tree(tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
     given = {field.name: getattr(options, field.name, None) for field in fields(policy) if field.name != "name"}
     return ServeOptions(
         model_name=engine.manifest.name if options.served_model_name is None else options.served_model_name,
@@ -157,7 +153,7 @@ def _serve_options(
         max_body_bytes=options.max_body_bytes,
         deadline_ms=options.deadline_ms,
         api_key=api_key,
-        tree=tree,
+        tree=load_tree(options.tree) if options.tree else None,
         speculation=not options.no_speculation,
         acceptance=policy.name,
         parameters={name: value for name, value in given.items() if value is not None},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import GREEDY
@@ -43,7 +44,7 @@ class ServeOptions:
     tree: Tree | None = None
     speculation: bool = True
     acceptance: str = GREEDY
-    parameters: Mapping[str, object] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, least, most in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from typing import Any
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.policy import GREEDY, SAMPLE, AcceptancePolicy
@@ -33,17 +34,17 @@ def choose_policy(given: Fields, engine: Engine, server: ServeOptions) -> Accept
         AcceptancePolicy(policy_name)
     for name, value in parameters.items():
         with naming(name):
-            AcceptancePolicy(policy_name, **{name: value})  # type: ignore[arg-type]
+            AcceptancePolicy(policy_name, **{name: value})
     defaults = server.parameters if policy_name == server.acceptance else {}
-    policy = AcceptancePolicy(policy_name, **{**defaults, **parameters})  # type: ignore[arg-type]
+    policy = AcceptancePolicy(policy_name, **{**defaults, **parameters})
     _refuse_idle(policy, parameters, strict=acceptance is not None and parameters.get("temperature") != 0)
     with naming(asker):
         engine.check_policy(policy, speculation=server.speculation)
     return policy
 
 
-def _parameters(given: Fields) -> dict[str, object]:
-    parameters: dict[str, object] = {}
+def _parameters(given: Fields) -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
     for name, field in _PARAMETERS.items():
         readers: dict[object, Callable[[str], object]] = {"int": given.whole, "str": given.text}
         value = readers.get(field.type, given.number)(name)
@@ -52,9 +53,7 @@ def _parameters(given: Fields) -> dict[str, object]:
     return parameters
 
 
-def _policy_name(
-    acceptance: str | None, parameters: Mapping[str, object], server: ServeOptions
-) -> tuple[str, str | None]:
+def _policy_name(acceptance: str | None, parameters: Mapping[str, Any], server: ServeOptions) -> tuple[str, str | None]:
     """The name of the policy, and the field that asks for it; None for the server's own."""
     if acceptance is not None:
         return acceptance, "acceptance"
@@ -70,7 +69,7 @@ def _policy_name(
     return server.acceptance, None
 
 
-def _refuse_idle(policy: AcceptancePolicy, parameters: Mapping[str, object], *, strict: bool) -> None:
+def _refuse_idle(policy: AcceptancePolicy, parameters: Mapping[str, Any], *, strict: bool) -> None:
     """Refuse parameters that do nothing under the policy; not a seed, and the usual ones only if `strict`."""
     effective = policy.document()
     for name, value in parameters.items():
