@@ -32,9 +32,12 @@ class Serving:
         loop_thread: the thread of its event loop.
     """
 
-    def __init__(self, url: str, pool: SessionPool, loop_thread: threading.Thread, api_key: str) -> None:
+    def __init__(
+        self, url: str, pool: SessionPool, server: uvicorn.Server, loop_thread: threading.Thread, api_key: str
+    ) -> None:
         self.url = url
         self.pool = pool
+        self._server = server
         self.loop_thread = loop_thread
         headers = {"Authorization": f"Bearer {api_key}"}
         self.http = httpx2.Client(base_url=url, timeout=TIMEOUT_SECONDS, headers=headers)
@@ -54,6 +57,15 @@ class Serving:
         """The value behind a name and its labels in /metrics; 0 where there is none."""
         lines = self.http.get("/metrics").text.splitlines()
         return next((float(found.rsplit(" ", 1)[1]) for found in lines if found.startswith(f"{line} ")), 0.0)
+
+    def wait_until_clients_have_left(self) -> None:
+        """Wait until no connection is owed an answer, and what follows from that has been started."""
+
+        def owed(connection: Any) -> bool:
+            return connection.cycle is not None and not connection.cycle.response_complete
+
+        wait_until(lambda: not any(owed(connection) for connection in list(self._server.server_state.connections)))
+        self.http.get("/health")  # a turn of the event loop
 
     def watch_passes(self, before: Callable[[], None]) -> Callable[[], None]:
         """Call `before` ahead of each round of every idle session, on the thread of the round; returns the undo."""
@@ -83,7 +95,7 @@ def serving(engine: Engine, **options: Any) -> Iterator[Serving]:
         host, port = listener.getsockname()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        serving = Serving(f"http://{host}:{port}", app.state.pool, thread, options.get("api_key") or "none")
+        serving = Serving(f"http://{host}:{port}", app.state.pool, server, thread, options.get("api_key") or "none")
         try:
             yield serving
         finally:

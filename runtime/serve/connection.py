@@ -13,8 +13,6 @@ from starlette.types import Receive
 
 from medusa_engine.runtime.serve.errors import RequestError
 
-_DRAINED_BYTES = 64 << 20  # of a body that is too large: a client that is still sending would not see the answer
-
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
     """The body of a request.
@@ -28,19 +26,15 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
             "the request's body is not declared as JSON: send the header Content-Type: application/json",
             status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         )
-    body, size = bytearray(), 0
+    body = bytearray()
     async for chunk in request.stream():
-        size += len(chunk)
-        if size <= max_bytes:
-            body += chunk
-        elif size > max_bytes + _DRAINED_BYTES:
-            break
-    if size > max_bytes:
-        raise RequestError(
-            f"the request's body is larger than {max_bytes} bytes: shorten it",
-            code="request_too_large",
-            status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        )
+        body += chunk
+        if len(body) > max_bytes:  # the server drops the rest
+            raise RequestError(
+                f"the request's body is larger than {max_bytes} bytes: shorten it",
+                code="request_too_large",
+                status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            )
     return bytes(body)
 
 

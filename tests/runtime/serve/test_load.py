@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -163,7 +162,7 @@ def test_client_that_leaves_stops_the_passes_and_leaves_the_session_exact(
             server.openai.with_options(timeout=0.3).completions.create(model="tiny", prompt=PROMPT, max_tokens=500)
         before = 0
     wait_until(lambda: gate.passes > before)
-    time.sleep(0.1)  # for the server to notice
+    server.wait_until_clients_have_left()
     gate.open()
     wait_until(lambda: server.pool.running == 0)
     passes = gate.passes
