@@ -67,6 +67,10 @@ class Serving:
         wait_until(lambda: not any(owed(connection) for connection in list(self._server.server_state.connections)))
         self.http.get("/health")  # a turn of the event loop
 
+    def end(self) -> None:
+        """Ask the server to end, as a signal does."""
+        self._server.should_exit = True
+
     def watch_passes(self, before: Callable[[], None]) -> Callable[[], None]:
         """Call `before` ahead of each round of every idle session, on the thread of the round; returns the undo."""
         states = [session._state for session in self.pool._idle]
@@ -86,10 +90,12 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, **options: Any) -> Iterator[Serving]:
+def serving(engine: Engine, *, shutdown_seconds: int = 5, **options: Any) -> Iterator[Serving]:
     """Serve an engine under the name `tiny` until the block ends."""
     app = make_app(engine, ServeOptions(**{"model_name": "tiny", **options}))
-    config = uvicorn.Config(app, http="h11", ws="none", lifespan="on", log_config=None, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, http="h11", ws="none", lifespan="on", log_config=None, timeout_graceful_shutdown=shutdown_seconds
+    )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from medusa_engine.runtime.async_stream import AsyncGenerationStream, finish_in_thread
 from medusa_engine.runtime.engine import Engine
@@ -20,6 +20,7 @@ from medusa_engine.runtime.serve.connection import read_body, while_connected
 from medusa_engine.runtime.serve.documents import Documents
 from medusa_engine.runtime.serve.errors import (
     RequestError,
+    ending,
     json_response,
     naming,
     server_failure,
@@ -44,6 +45,8 @@ OnPiece = Callable[[Piece], Awaitable[None]]
 class AnswerEndpoint:
     """An ASGI application for one path. Nothing that takes long runs on the event loop.
 
+    A request that the server cancels, as its time to end is over, is told so.
+
     Args:
         engine, pool, metrics, options: of the server.
         chat: whether requests have messages instead of a prompt.
@@ -61,7 +64,18 @@ class AnswerEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         body = await read_body(Request(scope, receive), max_bytes=self._options.max_body_bytes)
-        await while_connected(receive, self._answer(body, started, scope, receive, send))
+        begun = False
+
+        async def noting_begin(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await while_connected(receive, self._answer(body, started, scope, receive, noting_begin))
+        except asyncio.CancelledError:
+            if not begun:
+                raise ending() from None
 
     async def _answer(self, body: bytes, started: float, scope: Scope, receive: Receive, send: Send) -> None:
         asked = await finish_in_thread(lambda: read_request(body, self._engine, self._options, chat=self._chat))
@@ -127,6 +141,10 @@ class AnswerEndpoint:
         await event(documents.first())
         try:
             generation = await self._run(stream, started, piece_event)
+        except asyncio.CancelledError:  # nobody reads this if the client has left
+            await event(ending().document())
+            await body(b"", more=False)
+            raise
         except RequestError as error:
             await event(error.document())
         except Exception:  # noqa: BLE001 - the status has been sent: only an event can tell

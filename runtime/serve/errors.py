@@ -56,6 +56,11 @@ def server_failure() -> RequestError:
     return RequestError("the server failed: its log tells why", status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
+def ending() -> RequestError:
+    """What a request is told whose answer the server no longer has time for."""
+    return RequestError("the server is shutting down: try again later", status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 @contextlib.contextmanager
 def naming(param: str | None, *, status: int = HTTPStatus.BAD_REQUEST, code: str | None = None) -> Iterator[None]:
     """Let a `UserError` of the block refuse the request, with this field at fault."""

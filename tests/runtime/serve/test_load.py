@@ -233,6 +233,27 @@ def test_failing_pass_is_500_or_an_error_event_and_the_next_answer_is_right(
         assert server.complete(PROMPT)["choices"][0]["token_ids"] == expected
 
 
+def test_answers_that_the_server_has_no_time_for_are_told_so(
+    own_heads: Exported, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+    with serving(own_heads.engine, shutdown_seconds=0) as server, ThreadPoolExecutor(2) as pool:
+        server.watch_passes(gate)
+        whole, stream = (
+            pool.submit(server.post, "/v1/completions", prompt=PROMPT, max_tokens=500, stream=stream)
+            for stream in (False, True)
+        )
+        wait_until(lambda: gate.passes == 2)
+        server.end()
+        wait_until(lambda: "Cancel 2 running" in caplog.text)
+        gate.open()
+        assert (whole.result().status_code, whole.result().json()["error"]["type"]) == (503, "server_error")
+        *_, event, rest = stream.result().text.split("\n\n")
+        assert (stream.result().status_code, rest) == (200, "")
+        assert "shutting down" in json.loads(event.removeprefix("data: "))["error"]["message"]
+    assert gate.passes == 2 and "Traceback" not in caplog.text
+
+
 def test_every_figure_is_counted(own_heads: Exported) -> None:
     with serving(own_heads.engine, sessions=1) as server:
         first = server.complete(PROMPT, max_tokens=10)
