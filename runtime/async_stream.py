@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
+from typing import TypeVar
 
 from medusa_engine.runtime.generation import Generation, GenerationStream, Piece
+
+T = TypeVar("T")
+
+
+async def finish_in_thread(call: Callable[[], T]) -> T:
+    """The result of a call that runs on a thread; a task cancelled meanwhile ends only once the call has."""
+    running = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        running.exception()  # an error of that call gives way to the cancellation
+        raise
 
 
 class AsyncGenerationStream(AsyncIterator[Piece]):
@@ -23,14 +39,9 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
         self._stream = stream
 
     async def __anext__(self) -> Piece:
-        running = asyncio.ensure_future(asyncio.to_thread(next, self._stream, None))
         try:
-            piece = await asyncio.shield(running)
+            piece = await finish_in_thread(lambda: next(self._stream, None))
         except asyncio.CancelledError:
-            while not running.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([running])
-            running.exception()  # an error of that pass gives way to the cancellation
             self._stream.close()
             raise
         if piece is None:
