@@ -14,6 +14,7 @@ from measure import milliseconds
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend, OnnxRuntimeState, Slot
+from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import CHUNK_ROWS, TreePlan
 from medusa_engine.runtime.tree import TreeBuffers, load_tree
 
@@ -32,16 +33,21 @@ class FixedContext:
         engine: an open engine.
         context: prompt tokens in the cache.
         tree: tree file of the rounds; None for plain steps.
+        policy: of acceptance; default: greedy.
     """
 
-    def __init__(self, engine: Engine, context: int, tree: Path | None = None) -> None:
+    def __init__(
+        self, engine: Engine, context: int, tree: Path | None = None, policy: AcceptancePolicy | None = None
+    ) -> None:
         backend = engine.backend
         assert isinstance(backend, OnnxRuntimeBackend)
-        backend.load(speculation=tree is not None)
+        policy = policy or AcceptancePolicy()
+        backend.load(speculation=tree is not None, policy=policy.graph)
         self._tree: TreeBuffers | None = None
         if tree is not None:
             self._tree = TreePlan(load_tree(tree), engine.limits).full
         self.state: OnnxRuntimeState = backend.new_state()
+        self.state.use(policy)
         prompt = context_ids(engine.limits.vocab_size, context)
         for start in range(0, context, CHUNK_ROWS):
             self.state.prefill(prompt[start : start + CHUNK_ROWS], start, self._tree)

@@ -142,10 +142,3 @@ def test_a_tree_that_would_be_used_unverified(bundle: Path, commands: Commands) 
 def test_tree_lists_that_are_none(trees: object, bundle: Path, commands: Commands) -> None:
     edit_manifest(bundle, lambda document: document.update(trees=trees))
     commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json"])
-
-
-def test_a_bundle_from_before_there_could_be_several_has_one(bundle: Path, commands: Commands) -> None:
-    edit_manifest(bundle, lambda document: document.pop("trees"))
-    assert [tree.name for tree in Engine.open(bundle).trees] == ["first"]
-    answer = json.loads(commands.run("--engine", bundle, *ASK, "--json"))
-    assert set(answer["rounds_per_tree"]) == {"first", "plain"}
