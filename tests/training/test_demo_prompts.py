@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "heads" / "smollm2-135m-instruct" / "make_prompts.py"
+SCRIPT = ROOT / "benchmarks" / "prompts" / "make_training.py"
 
 
 def test_prompts_are_different_ones_and_none_of_the_benchmarks() -> None:

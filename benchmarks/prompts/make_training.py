@@ -1,7 +1,7 @@
-"""Writes the prompts that the heads' training data was made from: python make_prompts.py 6000 > prompts.txt
+"""Writes the prompts that the heads' training data was made from: python make_training.py 12000 > prompts.txt
 
-Everyday requests, put together from templates and lists. None of them stands in benchmarks/prompts, and none asks for
-what the held-out prompts there ask for.
+Everyday requests, put together from templates and lists. None of them stands in the files beside this one, and none
+asks for what the held-out prompts ask for.
 """
 
 from __future__ import annotations
