@@ -60,9 +60,12 @@ def main() -> int:
 def acceptance_nodes(path: Path) -> set[str]:
     """Names of the nodes that depend on the logits but not on the hidden row that the heads read."""
     graph = onnx.load(path, load_external_data=False).graph
-    (projection,) = [node for node in graph.node if LOGITS_OUTPUT in node.output]
+    producers = {value: node for node in graph.node for value in node.output}
+    projection = producers[LOGITS_OUTPUT]
+    while projection.op_type not in ("Gemm", "MatMul"):
+        projection = producers[projection.input[0]]
     behind = users(graph.node, {LOGITS_OUTPUT})
-    heads = users(behind, {projection.input[0]})
+    heads = users(behind, {projection.input[0]})  # they read the winning row of the projection's own input
     return {node.name for node in behind} - {node.name for node in heads}
 
 

@@ -98,6 +98,6 @@ def likely_and_threshold(
     scaled = ((logits - logits.gather(1, best)) / temperature).clamp(min=-1e30)  # [R, V] <= 0
     probabilities = scaled.softmax(dim=-1)
     # entropy = log(sum of exp(scaled)) - sum of p * scaled, and p of the best, whose `scaled` is 0, is 1 / sum
-    mean = (probabilities[:, None] @ scaled[:, :, None])[:, 0, 0]  # [R]
+    mean = (probabilities * scaled).sum(dim=-1)  # [R]; a batched product would take ten times as long
     exp_minus_entropy = probabilities.gather(1, best)[:, 0] * mean.exp()
     return probabilities, torch.minimum(posterior_threshold, posterior_alpha * exp_minus_entropy)
