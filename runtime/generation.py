@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from medusa_engine.runtime.answer_text import AnswerText
+from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.rounds import PLAIN, Decoding
 
 _log = logging.getLogger(__name__)
@@ -159,9 +160,18 @@ class GenerationStream:
         return self._generation
 
     def close(self) -> None:
-        """End the answer here; `generation` then has what was published, with the finish reason `closed`."""
+        """End the answer here; `generation` then has what was published, with the finish reason `closed`.
+
+        Raises:
+            UserError: a pass of it runs in another thread.
+        """
         if self._decoding is not None:
-            self._pieces.close()
+            try:
+                self._pieces.close()
+            except ValueError as error:  # a pass runs in another thread
+                raise UserError(
+                    "the answer is being written by another thread", "close it there, or behind the pass that runs"
+                ) from error
             self._finish(self._decoding, "closed")
 
     def _run(self, decoding: Decoding) -> Generator[Piece]:

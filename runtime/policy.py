@@ -74,6 +74,10 @@ class AcceptancePolicy:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise UserError(f"{name} is {value!r}", f"give a whole number from {least} to {most}")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "posterior_threshold", "posterior_alpha"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise UserError(f"{name} is {value!r}", "give a number")
         self._check(
             "temperature",
             self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature <= _MOST_TEMPERATURE,
@@ -134,6 +138,8 @@ class AcceptancePolicy:
             used |= {"repetition_penalty"}
         if self.draws:
             used |= {"top_k", "top_p", "min_p", "seed"}
+        if self.name in (SAMPLE, REJECTION) and self.top_k == 1:
+            used |= {"top_k"}  # which makes it greedy
         if self.name == TYPICAL:
             used |= {"posterior_threshold", "posterior_alpha", "typical_root"}
         chosen = {field.name: getattr(self, field.name) for field in fields(self) if field.name in used}

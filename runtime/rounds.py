@@ -134,9 +134,9 @@ class Decoding:
         deadline: float | None = None,
     ) -> None:
         _check_prompt(prompt_ids, limits)
-        if max_new_tokens < 0:
-            raise UserError(f"max_new_tokens is {max_new_tokens}", "give 0 or more")
-        if deadline is not None and not deadline > 0:  # NaN is not
+        if not _is_index(max_new_tokens) or max_new_tokens < 0:
+            raise UserError(f"max_new_tokens is {max_new_tokens!r}", "give a whole number, 0 or more")
+        if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):  # NaN is not
             raise UserError(f"the deadline is {deadline} s", "give a time above 0")
         self._state = state
         self._limits = limits
@@ -242,6 +242,10 @@ class _Verified(NamedTuple):
         return PLAIN.name if self.plan is None else self.plan.tree.name
 
 
+def _is_index(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
     if not prompt_ids:
         raise UserError("the prompt is empty: it has no tokens", "give at least one token of prompt")
@@ -251,6 +255,8 @@ def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
             "shorten the prompt, or export with a larger medusa-export --max-length",
         )
     for token in prompt_ids:
+        if not _is_index(token):
+            raise UserError(f"prompt token {token!r} is no token id", "give whole numbers")
         if not 0 <= token < limits.vocab_size:
             raise UserError(
                 f"prompt token {token} is outside the vocabulary of {limits.vocab_size} tokens",

@@ -17,11 +17,13 @@ from medusa_engine.runtime.kept_cache import copy_cache, shared_length, wind_bac
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.stop_strings import StopStrings
+from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.tree import Tree
 
 if TYPE_CHECKING:
     from medusa_engine.runtime.engine import Engine
 
+_MAKERS = {"acceptance": "AcceptancePolicy(name, ...)", "tree": "load_tree(path) or parse_tree(paths, name)"}
 _log = logging.getLogger(__name__)
 
 
@@ -96,9 +98,12 @@ class Session:
         state, engine = self._state, self._engine
         if (prompt is None) == (prompt_ids is None):
             raise UserError("give one of prompt and prompt_ids", "pass the other one as None")
-        policy = acceptance or AcceptancePolicy()
+        policy = AcceptancePolicy() if acceptance is None else acceptance
+        for name, value, kind in (("acceptance", policy, AcceptancePolicy), ("tree", tree, Tree | None)):
+            if not isinstance(value, kind):
+                raise UserError(f"{name} is {shown(value)}", f"make one with {_MAKERS[name]}")
         engine.check_policy(policy, speculation=speculation)
-        ids = list(prompt_ids or []) if prompt is None else engine.encode(prompt)
+        ids = list(() if prompt_ids is None else prompt_ids) if prompt is None else engine.encode(prompt)
         text = self._answer_text(ids, StopStrings(stop))
         cached_tokens = shared_length(self._held, ids)
         decoding = Decoding(

@@ -27,7 +27,6 @@ from medusa_engine.runtime.serve.middleware import CountRequests, RequireKey
 from medusa_engine.runtime.serve.options import ServeOptions
 from medusa_engine.runtime.serve.pool import SessionPool
 from medusa_engine.runtime.strict_json import shown
-from medusa_engine.runtime.tree import check_tree
 
 _READING_THREADS = 4  # for requests that are read while every session runs
 _METHODS = {
@@ -51,8 +50,7 @@ def make_app(engine: Engine, options: ServeOptions) -> Starlette:
     policy = AcceptancePolicy(options.acceptance, **options.parameters)
     engine.check_policy(policy, speculation=options.speculation)
     if options.tree is not None:
-        limits = engine.limits
-        check_tree(options.tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
+        engine.plans(policy, tree=options.tree)
     pool = SessionPool(engine, sessions=options.sessions, max_queue=options.max_queue)
     metrics = Metrics(pool, depth=engine.limits.depth)
     models = _Models(engine, options)

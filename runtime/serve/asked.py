@@ -100,7 +100,7 @@ def read_request(body: bytes, engine: Engine, server: ServeOptions, *, chat: boo
     prompt_ids = chat_ids(engine, given) if chat else completion_ids(engine, given)
     given.refuse_others()
     if max_new_tokens is None:
-        max_new_tokens = engine.limits.max_length - len(prompt_ids) if chat else DEFAULT_COMPLETION_TOKENS
+        max_new_tokens = engine.limits.max_length if chat else DEFAULT_COMPLETION_TOKENS  # to the end of the cache
     options: AnswerOptions = {
         "prompt_ids": prompt_ids,
         "max_new_tokens": max_new_tokens,

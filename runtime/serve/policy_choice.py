@@ -15,6 +15,7 @@ from medusa_engine.runtime.strict_json import shown
 
 _PARAMETERS = {field.name: field for field in fields(AcceptancePolicy) if field.name != "name"}
 _NARROWING = ("top_k", "top_p", "min_p")  # which only a draw can heed
+_PENALTY = "repetition_penalty"  # goes with every policy
 _USUAL = ("temperature", *_NARROWING, "seed")  # clients send them always: with a temperature of 0 they are no mistake
 
 
@@ -22,10 +23,12 @@ def choose_policy(given: Fields, engine: Engine, server: ServeOptions) -> Accept
     """The policy asked for: the server's, unless `acceptance` names one or the request asks for draws.
 
     A temperature of 0 is greedy; one above, or a top_k, top_p or min_p that narrows, asks for draws. What a request
-    does not give of its policy's parameters is the server's, if that has the same policy.
+    does not give of its policy's parameters is the server's if that has the same policy, a
+    repetition penalty in any case.
 
     Raises:
-        RequestError: a parameter is out of range or does nothing, or the bundle has no such policy; names the field.
+        RequestError: a parameter is out of range or does nothing, the bundle has no such policy, or the server's tree
+            is none for it; names the field.
     """
     acceptance = given.text("acceptance")
     parameters = _parameters(given)
@@ -35,11 +38,14 @@ def choose_policy(given: Fields, engine: Engine, server: ServeOptions) -> Accept
     for name, value in parameters.items():
         with naming(name):
             AcceptancePolicy(policy_name, **{name: value})
-    defaults = server.parameters if policy_name == server.acceptance else {}
+    inherited = (*_PARAMETERS,) if policy_name == server.acceptance else (_PENALTY,)
+    defaults = {name: value for name, value in server.parameters.items() if name in inherited}
     policy = AcceptancePolicy(policy_name, **{**defaults, **parameters})
     _refuse_idle(policy, parameters, strict=acceptance is not None and parameters.get("temperature") != 0)
     with naming(asker):
         engine.check_policy(policy, speculation=server.speculation)
+        if server.tree is not None:
+            engine.plans(policy, tree=server.tree)
     return policy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from tiny_models import Exported, greedy_ids
 from tree_strategies import trees
 
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.tree import Tree, compile_tree, parse_tree
 
 ANSWER_TOKENS = 20
@@ -126,3 +129,60 @@ def test_step_and_round_graph_write_the_same_cache_and_propose_the_same_token(an
             np.testing.assert_array_equal(buffer.numpy(), by_round.cache[name].numpy(), err_msg=name)
         by_step.step()
         by_round.round(root, root)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"acceptance": "sample"}, "acceptance is 'sample'"),
+        ({"tree": [[0]]}, "tree is"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
+        ({"max_new_tokens": float("nan")}, "max_new_tokens is nan"),
+        ({"max_new_tokens": "5"}, "max_new_tokens is '5'"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
+        ({"deadline": "1"}, "deadline is 1"),
+        ({"prompt_ids": [1.7, 2]}, "prompt token 1.7"),
+        ({"prompt_ids": [True]}, "prompt token True"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(own_heads: Exported, options: Any, named: str) -> None:
+    with pytest.raises(UserError) as caught:
+        own_heads.engine.generate(**{"prompt_ids": [1, 2, 3], "max_new_tokens": 2, **options})
+    assert named in caught.value.problem.replace('"', "'")
+
+
+def test_numbers_of_numpy_are_numbers(own_heads: Exported) -> None:
+    engine = own_heads.engine
+    answer = engine.generate(prompt_ids=np.array([5, 1, 4]), max_new_tokens=np.int64(4))
+    assert answer.token_ids == engine.generate(prompt_ids=[5, 1, 4], max_new_tokens=4).token_ids
+
+
+@pytest.mark.parametrize("value", ["1", None, True])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "repetition_penalty"])
+def test_policy_parameters_of_another_kind_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        AcceptancePolicy("sample", **{name: value})
+    assert name in caught.value.problem
+
+
+def test_an_answer_is_not_closed_under_the_pass_of_another_thread(
+    own_heads: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, goes_on = threading.Event(), threading.Event()
+    with own_heads.engine.session() as session:
+        stream = session.stream(prompt_ids=[5, 1, 4], max_new_tokens=8)
+        round_ = session._state.round
+
+        def wait(*arguments: Any) -> None:
+            running.set()
+            goes_on.wait(60)
+            round_(*arguments)
+
+        monkeypatch.setattr(session._state, "round", wait)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(lambda: stream.generation)
+            assert running.wait(60)
+            with pytest.raises(UserError, match="another thread"):
+                session.close()
+            goes_on.set()
+            assert answer.result().token_ids == solo(own_heads, {"prompt_ids": [5, 1, 4]})[:8]

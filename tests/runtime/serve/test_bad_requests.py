@@ -14,6 +14,7 @@ from serving import Serving, serving
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.serve.options import ServeOptions
+from medusa_engine.runtime.tree import parse_tree
 
 if TYPE_CHECKING:
     from tiny_models import Exported
@@ -267,3 +268,29 @@ def test_key_is_asked_for_everywhere_but_at_health(own_heads: Exported) -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         ServeOptions(**({"model_name": "tiny"} | options))
+
+
+def test_a_tree_that_the_policy_cannot_use_is_refused_at_the_start_or_by_the_field(every_graph: Exported) -> None:
+    branching = parse_tree([[0], [1]], "branching")
+    with (
+        pytest.raises(UserError, match="branching"),
+        serving(every_graph.engine, acceptance="rejection", tree=branching),
+    ):
+        pass
+    with serving(every_graph.engine, tree=branching) as server:
+        response = server.post("/v1/completions", prompt=PROMPT, max_tokens=2, acceptance="rejection")
+        assert "branching" in refused(response, param="acceptance")
+        assert server.complete(PROMPT, max_tokens=2)["choices"]
+
+
+def test_top_k_of_one_is_greedy_and_no_mistake(ids_server: Serving) -> None:
+    answer = ids_server.complete(PROMPT, max_tokens=8, acceptance="sample", top_k=1)
+    assert answer["choices"][0]["token_ids"] == ids_server.complete(PROMPT, max_tokens=8)["choices"][0]["token_ids"]
+    assert answer["medusa"]["acceptance"]["top_k"] == 1
+
+
+def test_the_servers_repetition_penalty_goes_with_every_policy(every_graph: Exported) -> None:
+    with serving(every_graph.engine, parameters={"repetition_penalty": 1.5}) as server:
+        for temperature in (0, 0.9):
+            answer = server.complete(PROMPT, max_tokens=2, temperature=temperature, seed=1)
+            assert answer["medusa"]["acceptance"]["repetition_penalty"] == 1.5

@@ -51,6 +51,7 @@ def test_chat_without_max_tokens_ends_with_the_context(chat_server: Serving, cha
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 64 - len(chat_engine.encode(TURN))
     assert answer.choices[0].finish_reason == "length"
+    assert answer.model_extra["medusa"]["finish_reason"] == "cache_full"  # the request set no budget
 
 
 def test_content_may_be_a_list_of_text_parts(chat_server: Serving) -> None:
