@@ -134,7 +134,10 @@ class Session:
     def astream(
         self, prompt: str | Sequence[Message] | None = None, **options: Unpack[AnswerOptions]
     ) -> AsyncGenerationStream:
-        """Start an answer for `async for`: its passes run on a thread; arguments and errors as in `stream`."""
+        """Start an answer for `async for`: its passes run on a thread; arguments and errors as in `stream`.
+
+        The first answer loads the engine here, in this thread; `Engine.load` does so before, in any other.
+        """
         return AsyncGenerationStream(self.stream(prompt, **options))
 
     def fork(self) -> Session:

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import CHAT_VOCAB, POSITIONS, TOKENIZERS, save_llama
+import torch
+from checkpoints import CHAT_VOCAB, HIDDEN, POSITIONS, TOKENIZERS, save_llama
 from command_checks import check_refused
+from transformers import AutoModelForCausalLM
 
+from medusa_engine.exporter.head_checkpoint import load_heads
+from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.training.distill_cli import main as medusa_distill
 from medusa_engine.training.features import shard_paths
 from medusa_engine.training.shards import read_shard
@@ -157,3 +161,23 @@ def _own_lines(capsys: pytest.CaptureFixture[str]) -> str:
     """Standard error without the progress of loading, and the report of the rows."""
     lines = capsys.readouterr().err.splitlines()
     return "\n".join(line for line in lines if line.startswith("medusa-distill: ") or "Traceback" in line)
+
+
+def test_heads_learn_a_cycle_at_their_own_offset(model: Path, tmp_path: Path) -> None:
+    """Every token of the cycle fixes all later ones: labels one step off would be learned as well, and score 0 here."""
+    data, heads = tmp_path / "data", tmp_path / "heads"
+    assert distill(model, CASES / "cycle7.jsonl", data) == 0
+    options = ["--heads", 3, "--own-projection", "--soft", 0, "--epochs", 60, "--batch", 128, "--learning-rate", 0.02]
+    arguments = ["--model", model, "--data", data, "-o", heads, "--dtype", "float32", "--device", "cpu", *options]
+    assert medusa_train(list(map(str, arguments))) == 0
+    weights = load_heads(heads, hidden=HIDDEN, vocab_size=CHAT_VOCAB)
+    backbone = AutoModelForCausalLM.from_pretrained(model)
+    tokens = torch.arange(3, 10).repeat(6)[None]  # the cycle is 3 ... 9
+    with torch.no_grad():
+        hidden = backbone.model(tokens).last_hidden_state[0]
+        module = MedusaHeads(weights, backbone.lm_head)
+        ranked = torch.stack([module.rank(row[None], 1)[:, 0] for row in hidden])  # [T, K]
+    for head in range(3):
+        for offset in range(1, 6):
+            right = (ranked[:, head] == 3 + (tokens[0] - 3 + offset) % 7).float().mean()
+            assert right >= 0.99 if offset == head + 2 else right == 0, (head, offset, right)
