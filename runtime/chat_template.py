@@ -79,10 +79,18 @@ class ChatTemplate:
             add_generation_prompt: end with the header of the assistant's next message.
 
         Raises:
-            UserError: there is no message, the template refuses the messages or does not compile or run.
+            UserError: there is no message, or one is none; the template refuses the messages, or does not compile
+                or run.
         """
         if not messages:
             raise UserError("the chat has no messages", "give at least one message with a role and a content")
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not all(
+                isinstance(message.get(key), str) for key in ("role", "content")
+            ):
+                raise UserError(
+                    f"message {index} of the chat is {shown(message)}", 'give {"role": ..., "content": ...}, both texts'
+                )
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],

@@ -225,3 +225,11 @@ def test_rendering_changes_no_message_of_the_caller() -> None:
     messages = [dict(message) for message in CHAT]
     render("{{ messages | map(attribute='role') | join(',') }}", messages)
     assert messages == CHAT
+
+
+@pytest.mark.parametrize(
+    "message", ["hi", 5, {"role": "user"}, {"content": "hi"}, {"role": "user", "content": None}], ids=repr
+)
+def test_what_is_no_message_is_refused_by_its_place(message: Any) -> None:
+    with pytest.raises(UserError, match="message 1 of the chat is"):
+        render("{{ messages[1].content }}", [{"role": "user", "content": "?"}, message])
