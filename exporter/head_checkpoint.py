@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from medusa_engine.exporter.head_formats import HeadFormat, HeadNames, identify
 from medusa_engine.exporter.heads import HeadWeights
@@ -149,7 +149,8 @@ def write_checkpoint(checkpoint: HeadCheckpoint, layout: HeadFormat, path: Path)
     partial = path.with_name(f".{path.name}.partial")
     try:
         metadata = {ADAPTER_KEY: weights.adapter} if weights.adapter else None
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
+        # Not save_file: what it writes only its owner may read
+        partial.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
         partial.replace(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot write the heads: {first_line(error)}", "give another place") from error

@@ -113,18 +113,19 @@ def run(options: argparse.Namespace) -> None:
 def _like_start(options: argparse.Namespace, settings: TrainSettings, start: HeadWeights) -> TrainSettings:
     """The settings with the shape of the heads to go on from, which no option may contradict."""
     shape = {"heads": start.heads, "layers": start.layers, "own_projection": start.projection is not None}
+    biases = bool(start.residual_bias.any())
     for name, value in shape.items():
         if getattr(options, name) not in (None, value):
             raise UserError(
                 f"--{name.replace('_', '-')}: {options.init} has {value}", "leave it out: heads keep their shape"
             )
-    if not settings.biases and start.residual_bias.any():
+    if not settings.biases and biases:
         raise UserError(f"--no-bias: {options.init} has biases", "leave it out: heads keep their shape")
     if options.draft_vocabulary is not None:
         raise UserError("--draft-vocabulary: heads to go on from have their vocabulary", "leave it out")
     if start.projection is not None and len(start.projection) != start.heads:
         raise UserError(f"{options.init}: one projection for all heads cannot be trained", "give other heads")
-    return replace(settings, **shape)
+    return replace(settings, **shape, biases=biases)
 
 
 def _check(options: argparse.Namespace) -> None:

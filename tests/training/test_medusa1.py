@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,3 +236,14 @@ def test_projection_never_changes(periodic: Periodic, tmp_path: Path) -> None:
     run.run(*load_features(paths, HEADS))
     assert torch.equal(run.heads.lm_head.weight, before)
     assert run.heads.lm_head.weight.grad is None
+
+
+def test_heads_that_training_goes_on_from_keep_being_without_biases(periodic: Periodic, tmp_path: Path) -> None:
+    common = ["--model", periodic.folder, "--data", periodic.data, "--epochs", 1]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert medusa_train(list(map(str, [*common, "-o", first, "--no-bias"]))) == 0
+    assert medusa_train(list(map(str, [*common, "-o", second, "--init", first]))) == 0
+    assert not read_checkpoint(second).biases
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (second / "medusa_lm_head.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
