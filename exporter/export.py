@@ -112,8 +112,7 @@ def export(settings: ExportSettings) -> Path:
             check_logits(model, probe, shape)
             probe.unlink()
         with _stage("writing the manifest"):
-            tree_files = tuple(tree_names(len(trees)))
-            manifest = _manifest(target.name, limits, source, model, heads, folder, settings, tree_files)
+            manifest = _manifest(target.name, limits, source, model, heads, folder, settings)
             bundle.write_manifest(folder, manifest)
     return target
 
@@ -221,7 +220,6 @@ def _manifest(
     heads: HeadWeights,
     folder: Path,
     settings: ExportSettings,
-    trees: tuple[str, ...],
 ) -> Manifest:
     return Manifest(
         name=name,
@@ -249,7 +247,7 @@ def _manifest(
         files=bundle.file_facts(folder),
         policies=settings.policies,
         repetition_penalty=settings.repetition_penalty,
-        trees=trees,
+        trees=tuple(tree_names(len(settings.trees))),
     )
 
 
