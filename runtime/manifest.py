@@ -133,7 +133,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{folder}: {what}", _FOLDER_HINT)
     if not path.is_file():
         raise UserError(f"{folder}: no {MANIFEST_NAME}, so this is not a finished bundle", _FOLDER_HINT)
-    document = read_json(path, max_bytes=MAX_MANIFEST_BYTES, hint=_EXPORT_HINT)
+    return parse_manifest(read_json(path, max_bytes=MAX_MANIFEST_BYTES, hint=_EXPORT_HINT), path)
+
+
+def parse_manifest(document: object, path: Path) -> Manifest:
+    """Validate a manifest that was read from `path`, where a plan's sidecar embeds its bundle's; errors as above."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f'{path}: "format" is not {FORMAT!r}', _EXPORT_HINT)
     version = document.get("format_version")
@@ -148,7 +152,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(
             f"{path}: format version {version} is older than {FORMAT_VERSION}, the one this runtime reads", _EXPORT_HINT
         )
-    if document.pop("sha256", None) != document_sha256(document):
+    unsigned = {name: value for name, value in document.items() if name != "sha256"}
+    if document.get("sha256") != document_sha256(unsigned):
         raise UserError(f"{path}: changed since the export (its sha256 differs)", _EXPORT_HINT)
 
     def field_of(name: str, kind: type) -> Any:
@@ -159,7 +164,7 @@ def read_manifest(folder: Path) -> Manifest:
     policies = _policies(field_of("policies", list), path)
     penalty = field_of("repetition_penalty", bool)
     graphs = _graphs(field_of("graphs", dict), graph_names(policies, repetition_penalty=penalty), path)
-    files = _files(field_of("files", dict), path)
+    files = listed_files(field_of("files", dict), path)
     trees = _trees(field_of("trees", list), path)
     for name in (*graphs.values(), WEIGHTS_NAME, *trees, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
@@ -189,19 +194,35 @@ def verify_files(folder: Path, manifest: Manifest, *, hashes: bool = True) -> No
         UserError: a file is missing, of another size, or of other content; names it.
     """
     for name, facts in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise UserError(f"{path}: the bundle's manifest lists this file, but it is missing", _EXPORT_HINT)
-        try:
-            size = path.stat().st_size
-            sha256 = file_sha256(path) if hashes and size == facts["bytes"] else None
-        except OSError as error:
-            raise UserError(f"{path}: cannot read the file: {error.strerror or error}", "check the file") from error
-        if size != facts["bytes"]:
-            state = "cut short" if size < facts["bytes"] else "too long"
-            raise UserError(f"{path}: {state}: {size} bytes instead of {facts['bytes']}", _EXPORT_HINT)
-        if sha256 not in (None, facts["sha256"]):
-            raise UserError(f"{path}: changed since the export (its sha256 differs)", _EXPORT_HINT)
+        verify_file(folder / name, facts, hashes=hashes)
+
+
+def verify_file(
+    path: Path,
+    facts: Mapping[str, Any],
+    *,
+    hashes: bool,
+    listed_in: str = "the bundle's manifest",
+    made: str = "the export",
+    hint: str = _EXPORT_HINT,
+) -> None:
+    """Compare a file with its {"bytes", "sha256"} in what lists it.
+
+    Raises:
+        UserError: as `verify_files`.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: {listed_in} lists this file, but it is missing", hint)
+    try:
+        size = path.stat().st_size
+        sha256 = file_sha256(path) if hashes and size == facts["bytes"] else None
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the file: {error.strerror or error}", "check the file") from error
+    if size != facts["bytes"]:
+        state = "cut short" if size < facts["bytes"] else "too long"
+        raise UserError(f"{path}: {state}: {size} bytes instead of {facts['bytes']}", hint)
+    if sha256 not in (None, facts["sha256"]):
+        raise UserError(f"{path}: changed since {made} (its sha256 differs)", hint)
 
 
 def file_sha256(path: Path) -> str:
@@ -250,7 +271,8 @@ def _graphs(values: Mapping[str, Any], names: Iterable[str], path: Path) -> dict
     return dict(values)
 
 
-def _files(values: Mapping[str, Any], path: Path) -> dict[str, Mapping[str, Any]]:
+def listed_files(values: Mapping[str, Any], path: Path) -> dict[str, Mapping[str, Any]]:
+    """Check `files` of a manifest or sidecar: plain names, each with its size in bytes and its sha256."""
     for name, facts in values.items():
         _check_plain_name(name, path)
         if not isinstance(facts, dict) or type(facts.get("bytes")) is not int:
