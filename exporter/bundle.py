@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
-import glob
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from medusa_engine.exporter.partial_folder import partial_folder, write_errors
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import FORMAT, MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, file_sha256
 
@@ -27,7 +25,7 @@ def check_target(target: Path, *, force: bool) -> None:
     Raises:
         UserError: names the folder.
     """
-    with _write_errors(target):
+    with write_errors(target, "bundle"):
         if not target.exists() and not target.is_symlink():
             folder = next(parent for parent in target.absolute().parents if parent.exists())
             if not folder.is_dir():
@@ -51,21 +49,10 @@ def new_bundle(target: Path, *, force: bool = True) -> Iterator[Path]:
         UserError: the system refuses to write.
     """
     target = target.resolve()  # of a link, the folder it points to is replaced
-    prefix = f".{target.name}.partial-"
-    with _write_errors(target), _parents(target):
-        for abandoned in target.parent.glob(f"{glob.escape(prefix)}*"):
-            with _held(abandoned) as held:
-                if held:
-                    shutil.rmtree(abandoned, ignore_errors=True)
-        partial = target.parent / f"{prefix}{secrets.token_hex(4)}"
-        partial.mkdir()
-        try:
-            with _held(partial):
-                yield partial
-                check_target(target, force=force)  # again: something may have come there meanwhile
-                _put_in_place(partial, target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with write_errors(target, "bundle"), _parents(target), partial_folder(target) as partial:
+        yield partial
+        check_target(target, force=force)  # again: something may have come there meanwhile
+        _put_in_place(partial, target)
 
 
 def file_facts(folder: Path) -> dict[str, dict[str, int | str]]:
@@ -90,17 +77,6 @@ def _is_bundle(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _write_errors(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{target}: cannot write the bundle: {error.strerror or error}",
-            "free space or change the permissions there, or give another --output",
-        ) from error
-
-
-@contextlib.contextmanager
 def _parents(target: Path) -> Iterator[None]:
     """The folders above `target`; those that had to be made go again if the block fails."""
     made = [parent for parent in target.parents if not parent.exists()]
@@ -112,20 +88,6 @@ def _parents(target: Path) -> Iterator[None]:
             for parent in made:
                 parent.rmdir()
         raise
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Lock a folder, which ends with this process however it ends; False if it is another's or cannot be locked."""
-    with contextlib.ExitStack() as stack:
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
-        except OSError:
-            held = False
-        yield held
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
