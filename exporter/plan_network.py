@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from medusa_engine.exporter.build_log import Messages, essence, logger, native_work
+from medusa_engine.exporter.builder_library import Library
 from medusa_engine.exporter.plan_io import differences
-from medusa_engine.exporter.tensorrt_library import Library
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.plan import Tensor
 
-_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "INT32": "int32", "BOOL": "bool"}
+_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "BOOL": "bool"}
 _UNUSED = re.compile(r"Unused Input: (?P<parser>\S+)|Input Tensor (?P<builder>\S+) is unused")
 _EXPORT_HINT = "export the model again with this version of medusa-export, then build the plan again"
 
@@ -112,7 +112,7 @@ def check_network(network: Network, path: Path, expected: Sequence[Tensor]) -> N
     for tensor in network.inputs:
         if tensor.is_shape_tensor:
             raise UserError(
-                f"{path}: the input {tensor.name} became a shape tensor, which the host would have to read in each round",
+                f"{path}: the input {tensor.name} became a shape tensor: the host would have to read it in each round",
                 _EXPORT_HINT,
             )
     phrases = differences(expected, network.io)

@@ -55,9 +55,8 @@ class Library:
         """Compute capability -> the library's name of it, of those it builds for without such a GPU."""
         names = getattr(self.module, "ComputeCapability", None)
         numbers = {} if names is None else names.__members__
-        return {
-            f"{name[2:-1]}.{name[-1]}": member for name, member in numbers.items() if re.fullmatch(r"SM[0-9]{2,3}", name)
-        }
+        numbers = {name[2:]: member for name, member in numbers.items() if re.fullmatch(r"SM[0-9]{2,3}", name)}
+        return {f"{name[:-1]}.{name[-1]}": member for name, member in numbers.items()}
 
 
 def load_library(flavor: str | None) -> Library:
@@ -110,6 +109,20 @@ def choose_capability(library: Library, wanted: str | None, gpu: str | None) -> 
             "build where such a GPU is, or with --flavor tensorrt-rtx",
         )
     return wanted
+
+
+def gpu_capability() -> str | None:
+    """Compute capability of the GPU here; None without one, or without its driver or cuda-bindings."""
+    try:
+        cuda = importlib.import_module("cuda.bindings.runtime")
+    except ImportError:
+        return None
+    status, count = cuda.cudaGetDeviceCount()
+    if status != cuda.cudaError_t.cudaSuccess or not count:
+        return None
+    attributes = cuda.cudaDeviceAttr
+    both = (attributes.cudaDevAttrComputeCapabilityMajor, attributes.cudaDevAttrComputeCapabilityMinor)
+    return ".".join(str(cuda.cudaDeviceGetAttribute(attribute, 0)[1]) for attribute in both)
 
 
 def _install(flavor: str) -> str:
