@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Set
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,25 @@ class Published(NamedTuple):
         token_budget: tokens that may still be published.
         finished: no later pass publishes anything: the last token is a stop token, the budget is used up, or the logits
             behind the last token are not finite, which the next pass raises.
+        seconds: time of the pass as the device measured it; None where the host's clock is as good.
     """
 
     tokens: npt.NDArray[np.int64]
     past_length: int
     token_budget: int
     finished: bool
+    seconds: float | None = None
 
 
 class DecodeState(Protocol):
     """Cache and round buffers of one session, whose addresses never change, and the passes that work on them."""
+
+    @property
+    def ahead(self) -> int:
+        """How many more passes than were read may be launched before the oldest is read; 0 where a pass is a call.
+
+        Where it is more, the cache has room for a whole tree behind `max_length`.
+        """
 
     def use(self, policy: AcceptancePolicy) -> None:
         """Let the next passes, of prompts too, choose tokens by `policy`; greedy until then."""
@@ -52,52 +61,31 @@ class DecodeState(Protocol):
         """Verify `tree`, whose tokens the last pass proposed (or more rows), and propose `next_tree`.
 
         Raises:
-            UserError: the logits behind the last token were not finite. The cache is not to be relied on any more.
+            UserError: the logits behind the last token were not finite, here or when the pass is read. The cache is
+                not to be relied on any more.
         """
 
     def step(self) -> None:
         """One plain decoding step: no tree, no heads; raises as `round` does."""
 
     def read(self) -> Published:
-        """Wait for the last pass and return what it published."""
+        """Wait for the oldest pass that was not read and return what it published; of prompt chunks, for the last."""
 
     def proposed(self) -> npt.NDArray[np.int64]:
         """Tokens of the tree that the last pass proposed, [rows_ready]; the root is first."""
 
     def keep_pending(self, count: int) -> None:
-        """Commit only the first `count` of the rows the last pass accepted: the answer ends inside it."""
-
-
-class CommittedState(Protocol):
-    """What a pass leaves of the cache: P committed rows, and the packed rows staged behind them that are accepted."""
-
-    @property
-    def past_length(self) -> npt.NDArray[np.int64]:
-        """[1]: P."""
-
-    @property
-    def pending_rows(self) -> npt.NDArray[np.int64]:
-        """[D+1], staged at P + row."""
-
-    @property
-    def pending_count(self) -> npt.NDArray[np.int64]:
-        """[1]: how many of `pending_rows` count."""
+        """Commit only the first `count` of what was read last: the answer ends inside it, whatever was launched."""
 
 
 class SessionState(DecodeState, Protocol):
-    """A `DecodeState` whose cache can be wound back and copied between answers, see `kept_cache.py`."""
+    """A `DecodeState` whose cache is kept between answers, wound back and copied."""
 
-    @property
-    def slot(self) -> CommittedState:
-        """What the last pass left; written to between answers."""
+    def wind_back(self, tokens: int) -> None:
+        """Let the cache hold the first `tokens` tokens of prompt and answer only, and forget passes never read."""
 
-    @property
-    def history(self) -> npt.NDArray[np.int64]:
-        """[S_max]: the token at each position; those of committed and pending rows count."""
-
-    @property
-    def cache(self) -> Mapping[str, Any]:
-        """`key.L` and `value.L` -> a buffer whose `numpy()` is a view of [1, H_kv, S_max, head_dim]."""
+    def copy_from(self, source: SessionState) -> None:
+        """Copy every row that counts of a state of the same backend into this empty one."""
 
 
 class Backend(Protocol):

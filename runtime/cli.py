@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medusa_engine.runtime.answer_options import DEFAULT_MAX_NEW_TOKENS, AnswerOptions, Message
-from medusa_engine.runtime.command_line import add_version, run_command
+from medusa_engine.runtime.command_line import add_provider, add_version, run_command
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation
@@ -30,7 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Answer a prompt with an exported engine; greedy, token for token what plain decoding gives, unless"
         " --acceptance says otherwise.",
     )
-    parser.add_argument("--engine", required=True, type=Path, help="bundle folder written by medusa-export")
+    parser.add_argument(
+        "--engine", required=True, type=Path, help="bundle folder of medusa-export, or NAME.plan of medusa-build"
+    )
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", help="prompt text (without any prompt option: standard input)")
     prompt.add_argument("--prompt-file", type=Path, help="file that holds the prompt, UTF-8")
@@ -54,7 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding: no tree, no heads")
     parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
-    parser.add_argument("--no-verify", action="store_true", help="do not hash the bundle's files before the run")
+    add_provider(parser)
+    parser.add_argument("--no-verify", action="store_true", help="do not hash the engine's files before the run")
     add_policy_options(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
@@ -92,7 +95,9 @@ def _run(options: argparse.Namespace) -> None:
     conversation = options.chat and _no_prompt(options) and sys.stdin is not None and sys.stdin.isatty()
     prompt = None if conversation else _prompt(options)  # read before the engine is loaded
     tree = load_tree(options.tree) if options.tree else None
-    engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
+    engine = Engine.open(
+        options.engine, threads=options.threads, verify=not options.no_verify, provider=options.provider
+    )
     if conversation:
         with engine.session() as session:
             _converse(engine, session, options, tree, policy)

@@ -27,6 +27,15 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('medusa-engine')}")
 
 
+def add_provider(parser: argparse.ArgumentParser) -> None:
+    """Let `--provider` choose what ONNX Runtime runs a bundle on."""
+    parser.add_argument(
+        "--provider",
+        choices=("cpu", "cuda"),
+        help="what ONNX Runtime runs a bundle on; cuda needs onnxruntime-gpu in place of onnxruntime; default: cpu",
+    )
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     run: Callable[[argparse.Namespace], None],

@@ -1,4 +1,4 @@
-"""The Python API: open a bundle, generate or stream answers."""
+"""The Python API: open a bundle or a plan, generate or stream answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -23,7 +24,7 @@ from medusa_engine.runtime.manifest import (
     read_manifest,
     verify_files,
 )
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
+from medusa_engine.runtime.onnxruntime_backend import CPU, OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.rounds import Plans, TreePlan
 from medusa_engine.runtime.session import Session
@@ -31,6 +32,7 @@ from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
 from medusa_engine.runtime.tree import Tree, chain, load_tree
 
 MOST_THREADS = 1024
+PLAN_SUFFIX = ".plan"
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +45,16 @@ class Engine:
     silent unless the program sets their level.
 
     Attributes:
-        manifest: what the bundle says of itself.
-        trees: those of the bundle, which answers change between.
+        manifest: what the bundle says of itself; of a plan, its bundle's, with what the plan runs.
+        trees: those of the bundle or plan, which answers change between.
         tree: the first of them.
         tokenizer: None if the bundle was exported without one.
         stop_token_ids: tokens that end an answer.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, *, threads: int) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, backend: Backend, *, plan: Path | None = None) -> None:
         self.manifest = manifest
+        self.backend = backend
         self.limits = manifest.limits
         self.trees = tuple(load_tree(folder / name) for name in manifest.trees)
         self.tree = self.trees[0]
@@ -59,42 +62,56 @@ class Engine:
         if TOKENIZER_FILE in manifest.files:
             self.tokenizer = Tokenizer.open(folder)
         self.stop_token_ids = frozenset(read_stop_token_ids(folder / GENERATION_NAME))
-        self.backend: Backend = OnnxRuntimeBackend(folder, manifest, threads=threads)
+        self._plan = plan  # where it was opened from one
         self._adaptive: dict[str, AdaptivePlans] = {}  # by the policy's graph: what it publishes differs
         self._lock = threading.Lock()
         self._unreported_seconds = 0.0  # loading that no answer has been charged with
 
     @classmethod
-    def open(cls, path: str | Path, *, threads: int = 0, verify: bool = True) -> Engine:
-        """Open a bundle folder.
+    def open(cls, path: str | Path, *, threads: int = 0, verify: bool = True, provider: str | None = None) -> Engine:
+        """Open a bundle folder, or a plan: NAME.plan, with NAME.plan.json and NAME.plan.files beside it.
 
         Args:
-            threads: of ONNX Runtime; 0 lets it take one per physical core.
+            threads: of ONNX Runtime, which runs bundles; 0 lets it take one per physical core.
             verify: read every file and compare its sha256 with the manifest; sizes are always compared.
+            provider: what runs a bundle, one of PROVIDERS; default: cpu. A plan runs on the GPU.
 
         Raises:
-            UserError: not a bundle, a newer format, or a file that is missing, cut short or changed.
+            UserError: not a bundle or plan, a newer format, a file that is missing, cut short or changed, or a
+                library or GPU that is missing or is not that of the plan.
         """
         started = time.perf_counter()
-        folder = Path(path)
-        if folder.suffix == ".plan":
-            raise UserError(
-                f"{folder}: this version does not run TensorRT plans",
-                "give the bundle folder that medusa-export wrote, engines/NAME",
-            )
+        source = Path(path)
         if not 0 <= threads <= MOST_THREADS:
             raise UserError(f"threads is {threads}", f"give 0 (one per physical core) to {MOST_THREADS}")
-        manifest = read_manifest(folder)
-        if manifest.target != ONNXRUNTIME:
-            raise UserError(
-                f"{folder}: a bundle for {manifest.target}, which ONNX Runtime does not run",
-                f"build a plan from it with medusa-build {folder} -o {folder}.plan, and give that",
-            )
-        verify_files(folder, manifest, hashes=verify)
-        engine = cls(folder, manifest, threads=threads)
+        if source.suffix == PLAN_SUFFIX and not source.is_dir():
+            if provider is not None:
+                raise UserError(f"{source}: provider {provider} is given with a plan", "leave it out: TensorRT runs it")
+            engine = cls._of_plan(source, verify=verify)
+        else:
+            manifest = read_manifest(source)
+            if manifest.target != ONNXRUNTIME:
+                raise UserError(
+                    f"{source}: a bundle for {manifest.target}, which ONNX Runtime does not run",
+                    f"build a plan from it with medusa-build {source} -o {source}.plan, and give that",
+                )
+            verify_files(source, manifest, hashes=verify)
+            backend = OnnxRuntimeBackend(source, manifest, threads=threads, provider=provider or CPU)
+            engine = cls(source, manifest, backend)
         engine._unreported_seconds = time.perf_counter() - started
-        _log.info("%s: opened in %.2f s", folder, engine._unreported_seconds)
+        _log.info("%s: opened in %.2f s", source, engine._unreported_seconds)
         return engine
+
+    @classmethod
+    def _of_plan(cls, path: Path, *, verify: bool) -> Engine:
+        # Bundles run where no TensorRT is: it is imported for a plan alone.
+        from medusa_engine.runtime.plan import check_plan_files, files_folder, read_plan
+        from medusa_engine.runtime.tensorrt_backend import TensorRtBackend
+
+        plan = read_plan(path)
+        check_plan_files(path, plan, hashes=verify)
+        manifest = replace(plan.bundle, policies=plan.policies, repetition_penalty=False, files=plan.files)
+        return cls(files_folder(path), manifest, TensorRtBackend(path, plan), plan=path)
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
         """Token ids of a prompt text, or of a conversation through the model's chat template.
@@ -157,11 +174,17 @@ class Engine:
             return self._adaptive[policy.graph]
 
     def check_policy(self, policy: AcceptancePolicy, *, speculation: bool) -> None:
-        """Refuse what this bundle cannot do.
+        """Refuse what this bundle or plan cannot do.
 
         Raises:
-            UserError: the policy was not exported, or does not go with plain decoding.
+            UserError: the policy was not exported, is not the plan's, or does not go with plain decoding.
         """
+        if self._plan is not None and (policy.name not in self.manifest.policies or policy.penalises):
+            asked = "a repetition penalty" if policy.penalises else f"--acceptance {policy.name}"
+            raise UserError(
+                f"{self._plan}: the plan runs {' and '.join(self.manifest.policies)}, not {asked}",
+                "leave it out, or build another plan with medusa-build --acceptance, or run the bundle",
+            )
         if policy.name not in self.manifest.policies:
             raise UserError(
                 f"{self.manifest.name}: the bundle was exported without --acceptance {policy.name}",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from medusa_engine.runtime.backend import Published
+from medusa_engine.runtime.backend import Published, SessionState
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, Manifest, graph_name
 from medusa_engine.runtime.policy import GREEDY, REJECTION, AcceptancePolicy
@@ -21,25 +21,41 @@ from medusa_engine.runtime.tree import TreeBuffers
 
 Int64Array = npt.NDArray[np.int64]
 
-_DEVICE = "cpu"
+CPU, CUDA = "cpu", "cuda"
+PROVIDERS = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}  # ONNX Runtime's names for them
+
+_DEVICE = "cpu"  # of every buffer but the cache
 _LOG_ERRORS = 3  # ONNX Runtime's severity; errors are raised as well
 _NO_STOP_IDS = np.array([-1])
 _NO_BUDGET = 1 << 62
 
 
 class OnnxRuntimeBackend:
-    """`Backend` over ONNX Runtime's CPU provider.
+    """`Backend` over ONNX Runtime's CPU or CUDA provider.
 
     A graph is loaded when it is first needed: plain decoding never loads the round; rounds, which take prompt
-    chunks too, never load the step.
+    chunks too, never load the step. With CUDA the cache lies on the GPU and is bound there; the small inputs and
+    outputs are copied. Its CUDA graphs want shapes that stay the same, but attention here reads the live rows alone.
 
     Args:
         folder: a verified bundle.
         manifest: its manifest.
         threads: intra-op threads; 0 leaves the choice to ONNX Runtime.
+        provider: one of PROVIDERS.
+
+    Raises:
+        UserError: ONNX Runtime here has no such provider.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, *, threads: int = 0) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, *, threads: int = 0, provider: str = CPU) -> None:
+        if provider not in PROVIDERS:
+            raise UserError(f"provider is {provider!r}", f"give one of {', '.join(PROVIDERS)}")
+        if PROVIDERS[provider] not in ort.get_available_providers():
+            raise UserError(
+                f"onnxruntime {ort.__version__} here has no {PROVIDERS[provider]}",
+                "install onnxruntime-gpu in place of onnxruntime, which fills the same folder, or use the CPU",
+            )
+        self.provider = provider
         self.folder = folder
         self.limits = manifest.limits
         self._paths = {graph: folder / name for graph, name in manifest.graphs.items()}
@@ -72,7 +88,7 @@ class OnnxRuntimeBackend:
                 path = str(self._paths[graph])
                 try:
                     self._sessions[graph] = ort.InferenceSession(
-                        path, self._options, providers=["CPUExecutionProvider"]
+                        path, self._options, providers=list({PROVIDERS[self.provider]: {}, PROVIDERS[CPU]: {}})
                     )
                 except Exception as error:
                     reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -115,7 +131,9 @@ class Slot:
 
 
 class OnnxRuntimeState:
-    """`DecodeState` whose passes read one slot, write the other, and update the cache where it lies."""
+    """`SessionState` whose passes read one slot, write the other, and update the cache where it lies."""
+
+    ahead = 0
 
     def __init__(self, backend: OnnxRuntimeBackend) -> None:
         self._backend = backend
@@ -125,7 +143,7 @@ class OnnxRuntimeState:
         self._rows_ready = 0
         self._bindings: dict[str, ort.IOBinding] = {}
         self._proposals: list[npt.NDArray[np.float32]] = []  # [K, V] beside each slot, once `rejection` is used
-        self.cache = _allocate_cache(limits)
+        self.cache = _allocate_cache(limits, backend.provider)
         self.history = np.zeros(limits.cache_rows, dtype=np.int64)
         self.use(AcceptancePolicy())
         self.limit(frozenset(), _NO_BUDGET)
@@ -194,6 +212,26 @@ class OnnxRuntimeState:
     def keep_pending(self, count: int) -> None:
         self.slot.pending_count[0] = count
 
+    def wind_back(self, tokens: int) -> None:
+        # Tokens behind the P committed rows are still staged where their tree had them, and stay pending.
+        past_length = int(self.slot.past_length[0])
+        pending = max(tokens - past_length, 0)
+        assert pending <= self.slot.pending_count[0], "the cache holds fewer tokens"
+        self.slot.past_length[0] = min(tokens, past_length)
+        self.keep_pending(pending)
+
+    def copy_from(self, source: SessionState) -> None:
+        assert isinstance(source, OnnxRuntimeState)
+        past_length, pending = int(source.slot.past_length[0]), int(source.slot.pending_count[0])
+        rows = np.concatenate([np.arange(past_length), past_length + source.slot.pending_rows[:pending]])
+        for name, buffer in source.cache.items():
+            array = self.cache[name].numpy()  # the buffer itself on the CPU, else a copy
+            array[:, :, : len(rows)] = buffer.numpy()[:, :, rows]
+            if self._backend.provider != CPU:
+                self.cache[name].update_inplace(array)
+        self.history[: len(rows)] = source.history[: len(rows)]
+        self.slot.past_length[0] = len(rows)
+
     def _verify(self, rows: int, mask: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
         """Inputs of a pass over the first `rows` packed rows that the last pass proposed."""
         if self.slot.input_ids[0, 0] < 0:
@@ -252,17 +290,19 @@ class OnnxRuntimeState:
         for name, array in outputs.items():
             binding.bind_output(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
         session.run_with_iobinding(binding)  # `inputs` lives until here: the binding holds addresses only
+        if self._backend.provider != CPU:
+            binding.synchronize_outputs()
         published, count = after.past_length[0], after.accepted_count[0]
         self.history[published : published + count] = after.accepted_tokens[:count]
         self._current = 1 - self._current
         self._rows_ready = next_rows
 
 
-def _allocate_cache(limits: Limits) -> dict[str, ort.OrtValue]:
+def _allocate_cache(limits: Limits, device: str) -> dict[str, ort.OrtValue]:
     """`key.L` and `value.L` -> [1, H_kv, S_max, head_dim] zeros: rows never written must stay finite."""
     shape = (1, limits.kv_heads, limits.cache_rows, limits.head_dim)
     return {
-        f"{kind}.{layer}": ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype=np.float32))
+        f"{kind}.{layer}": ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype=np.float32), device, 0)
         for kind in ("key", "value")
         for layer in range(limits.layers)
     }

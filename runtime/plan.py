@@ -24,7 +24,6 @@ from medusa_engine.runtime.strict_json import read_json, shown
 
 FORMAT = "medusa-plan"
 FORMAT_VERSION = 1
-PLAN_SUFFIX = ".plan"
 TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
 FLAVORS = (TENSORRT, TENSORRT_RTX)
 COMPACTIONS = ("plugin", "function")
@@ -89,6 +88,11 @@ class Plan:
     io: tuple[Tensor, ...]
     plan: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Acceptance policies that it runs: its own and greedy, which every one can amount to."""
+        return (GREEDY,) if self.acceptance == GREEDY else (GREEDY, self.acceptance)
 
     @property
     def max_prefill_chunk(self) -> int:

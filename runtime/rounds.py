@@ -1,8 +1,9 @@
-"""The round loop: prefill, then launch a pass and read what it published, until a condition ends the answer."""
+"""The round loop: prefill, then launch passes and read what they published, until a condition ends the answer."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple, Protocol
 
@@ -148,6 +149,7 @@ class Decoding:
         self._spent = "length" if max_new_tokens <= room else "cache_full"  # the reason when they are
         self._before: TreePlan | None = None  # the tree of the last round
         self._proposed: TreePlan | None = None  # and of the next one
+        self._launched: deque[_Verified] = deque()  # rounds that were not read, oldest first
         self._stop_ids = stop_ids
         self._deadline = deadline
         self._started = 0.0
@@ -169,7 +171,10 @@ class Decoding:
             else:
                 started = time.perf_counter()
                 held, self.held = self.held, []
-                verified = self._launch(self._limits.max_length - len(held))
+                # Every round publishes at least one token: more than the budget would be launched for nothing.
+                while len(self._launched) <= min(self._state.ahead, self._budget - 1):
+                    self._launched.append(self._launch(len(held)))
+                verified = self._launched.popleft()
                 published = self._state.read()
                 token_ids: list[int] = published.tokens.tolist()
                 held += token_ids
@@ -180,7 +185,7 @@ class Decoding:
                 seconds = time.perf_counter() - started
                 self.rounds.append(Round(token_ids, seconds, verified.name))
                 if self._budget and self.finish_reason is None:  # another may have been cut
-                    self._record(verified, len(token_ids), seconds)
+                    self._record(verified, len(token_ids), published.seconds or seconds)
                 yield self.rounds[-1]
 
     @property
@@ -214,12 +219,16 @@ class Decoding:
         self.held = self._prompt[:end].tolist()
         self.prefill_seconds = time.perf_counter() - self._started
 
-    def _launch(self, rows_left: int) -> _Verified:
+    def _launch(self, held: int) -> _Verified:
+        """Launch a round; `held` tokens are in the cache before what launched rounds add that were not read."""
         plan = self._proposed
         if self._plan is None or plan is None:
             self._state.step()
             return _Verified(None, whole=True, steady=True)
-        tree = plan.fit(min(rows_left, self._state.rows_ready))
+        rows = self._state.rows_ready
+        if not self._state.ahead:  # else the cache has room for whole trees behind `max_length`
+            rows = min(rows, self._limits.max_length - held)
+        tree = plan.fit(rows)
         before, self._before = self._before, plan
         self._proposed = self._plan.choose()
         self._state.round(tree, self._proposed.full)

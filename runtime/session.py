@@ -13,7 +13,7 @@ from medusa_engine.runtime.async_stream import AsyncGenerationStream
 from medusa_engine.runtime.backend import SessionState
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import Generation, GenerationStream
-from medusa_engine.runtime.kept_cache import copy_cache, shared_length, wind_back
+from medusa_engine.runtime.kept_cache import shared_length
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.stop_strings import StopStrings
@@ -119,7 +119,7 @@ class Session:
         load_seconds = engine.load(speculation=speculation, policy=policy.graph)
         if self._stream is not None:
             self._stream.close()
-        wind_back(state, cached_tokens)
+        state.wind_back(cached_tokens)
         state.use(policy)
         self._decoding = decoding
         self._stream = GenerationStream(
@@ -149,7 +149,7 @@ class Session:
         state, held = self._state, self.token_ids
         fork = Session(self._engine)
         if held:
-            copy_cache(state, fork._state)
+            fork._state.copy_from(state)
             fork._forked = held
         return fork
 

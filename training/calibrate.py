@@ -62,6 +62,10 @@ class _Recorder:
         self._state = state
         self.proposals: list[npt.NDArray[np.int64]] = []
 
+    @property
+    def ahead(self) -> int:
+        return 0  # what a round verifies is looked at before it is launched
+
     def limit(self, stop_ids: Set[int], token_budget: int) -> None:
         self._state.limit(stop_ids, token_budget)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from medusa_engine.runtime.command_line import add_version, run_command
+from medusa_engine.runtime.command_line import add_provider, add_version, run_command
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
@@ -42,7 +42,9 @@ def build_parser() -> argparse.ArgumentParser:
         " answered as the acceptance options below say, by default greedily, where OpenAI would sample. One that gives"
         " a temperature above 0 asks for sampling, and is refused if the bundle was exported without.",
     )
-    parser.add_argument("--engine", required=True, type=Path, help="bundle folder written by medusa-export")
+    parser.add_argument(
+        "--engine", required=True, type=Path, help="bundle folder of medusa-export, or NAME.plan of medusa-build"
+    )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen at; default: %(default)s, this machine only"
     )
@@ -78,7 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tree", type=Path, help="another tree, the engine stays as it is")
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding: no tree, no heads")
     parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
-    parser.add_argument("--no-verify", action="store_true", help="do not hash the bundle's files before the start")
+    add_provider(parser)
+    parser.add_argument("--no-verify", action="store_true", help="do not hash the engine's files before the start")
     parser.add_argument(
         "--log-level",
         choices=_LOG_LEVELS,
@@ -107,7 +110,9 @@ def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     policy, api_key = policy_of(options), _api_key(options)
     with _listen(options.host, options.port) as listener:
-        engine = Engine.open(options.engine, threads=options.threads, verify=not options.no_verify)
+        engine = Engine.open(
+            options.engine, threads=options.threads, verify=not options.no_verify, provider=options.provider
+        )
         served = _serve_options(options, engine, policy, api_key)
         app = make_app(engine, served)
         engine.load(speculation=served.speculation, policy=policy.graph)

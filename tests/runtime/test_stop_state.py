@@ -12,7 +12,6 @@ from tiny_models import Exported
 
 from medusa_engine.runtime import rounds
 from medusa_engine.runtime.backend import DecodeState
-from medusa_engine.runtime.kept_cache import wind_back
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import parse_tree
@@ -62,7 +61,7 @@ class Answerer:
 
     def go_on(self, prompt: list[int], cached_tokens: int) -> Decoding:
         """Another answer in the cache of the last one."""
-        wind_back(self.state, cached_tokens)
+        self.state.wind_back(cached_tokens)
         return self._run(self.state, prompt, 8, frozenset(), cached_tokens)
 
     def _run(
