@@ -6,11 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medusa_engine.exporter.build_settings import MOST_PREFILL_CHUNK, BuildSettings
-from medusa_engine.exporter.engine import BuildReport, build
 from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.plan import ACCEPTANCES, FLAVORS
+
+if TYPE_CHECKING:
+    from medusa_engine.exporter.engine import BuildReport
 
 _MEGABYTE = 1e6
 
@@ -82,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from medusa_engine.exporter.engine import build
+
     report = build(BuildSettings(**vars(options)))
     for note in report.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -93,12 +98,13 @@ def _run(options: argparse.Namespace) -> None:
 def _lines(report: BuildReport) -> list[tuple[str, str]]:
     plan = report.plan
     decode, prefill = plan.profiles
-    how = f"the {plan.compaction}" + (" body" if plan.compaction == "function" else "")
+    none = "" if report.has_plugins else f" ({plan.flavor} has no plugins)"
+    compaction = "plugin" if plan.compaction == "plugin" else f"function body{none}"
     return [
         ("library", f"{report.library}, compute capability {plan.compute_capability}"),
         ("graph", f"{plan.graph}, {plan.bundle.dtype}, {plan.acceptance}"),
         ("profiles", f"{decode.name}: {decode.rows[0]} rows; {prefill.name}: 1 to {prefill.rows[2]} rows"),
-        ("compaction", how),
+        ("compaction", compaction),
         ("attention", str(plan.builder["attention"])),
         ("parse", f"{report.parse_seconds:.1f} s"),
         ("build", f"{report.build_seconds:.1f} s"),

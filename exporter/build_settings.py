@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.plan import PLAN_SUFFIX
 from medusa_engine.runtime.policy import GREEDY
 
 MOST_PREFILL_CHUNK = 512
+_SUFFIX = ".plan"  # medusa-run tells plans by it
 _MOST_WORKSPACE_MIB = 1 << 20
 
 
@@ -51,7 +51,7 @@ class BuildSettings:
         if self.output is not None:
             return self.output
         bundle = self.bundle if self.bundle.name not in ("", "..") else self.bundle.resolve()
-        return bundle.with_name(f"{bundle.name}{PLAN_SUFFIX}")
+        return bundle.with_name(f"{bundle.name}{_SUFFIX}")
 
     def check(self) -> None:
         """Refuse values out of range.
@@ -65,5 +65,5 @@ class BuildSettings:
         for option, (value, most) in sizes.items():
             if not 1 <= value <= most:
                 raise UserError(f"{option} is {value}", f"give a number from 1 to {most}")
-        if self.plan_path.suffix != PLAN_SUFFIX or self.plan_path.name == PLAN_SUFFIX:
-            raise UserError(f"{self.plan_path}: a plan's name ends in {PLAN_SUFFIX}", "give --output NAME.plan")
+        if self.plan_path.suffix != _SUFFIX or self.plan_path.name == _SUFFIX:
+            raise UserError(f"{self.plan_path}: a plan's name ends in {_SUFFIX}", "give --output NAME.plan")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from medusa_engine.plugins.compact_append_kv.tensorrt_plugin import supports_plugins
+from medusa_engine.runtime.cuda import open_cuda
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.plan import FLAVORS, TENSORRT, TENSORRT_RTX
 
@@ -38,7 +40,7 @@ class Library:
 
     @property
     def has_plugins(self) -> bool:
-        return self.flavor == TENSORRT
+        return supports_plugins(self.module)
 
     @property
     def has_timing_caches(self) -> bool:
@@ -114,15 +116,9 @@ def choose_capability(library: Library, wanted: str | None, gpu: str | None) -> 
 def gpu_capability() -> str | None:
     """Compute capability of the GPU here; None without one, or without its driver or cuda-bindings."""
     try:
-        cuda = importlib.import_module("cuda.bindings.runtime")
-    except ImportError:
+        return open_cuda().compute_capability
+    except UserError:
         return None
-    status, count = cuda.cudaGetDeviceCount()
-    if status != cuda.cudaError_t.cudaSuccess or not count:
-        return None
-    attributes = cuda.cudaDeviceAttr
-    both = (attributes.cudaDevAttrComputeCapabilityMajor, attributes.cudaDevAttrComputeCapabilityMinor)
-    return ".".join(str(cuda.cudaDeviceGetAttribute(attribute, 0)[1]) for attribute in both)
 
 
 def _install(flavor: str) -> str:

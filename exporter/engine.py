@@ -6,7 +6,7 @@ import hashlib
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,9 @@ from medusa_engine.exporter.build_settings import BuildSettings
 from medusa_engine.exporter.builder_library import Library, choose_capability, gpu_capability, load_library
 from medusa_engine.exporter.plan_build import Built, build_network, plan_profiles
 from medusa_engine.exporter.plan_io import plan_io
-from medusa_engine.exporter.plan_network import check_network, check_used, parse_graph
+from medusa_engine.exporter.plan_network import check_compaction, check_network, check_used, parse_graph
+from medusa_engine.exporter.self_test import self_test
+from medusa_engine.plugins.compact_append_kv.tensorrt_plugin import register_plugin
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.manifest import (
@@ -28,7 +30,8 @@ from medusa_engine.runtime.manifest import (
     read_manifest,
     verify_files,
 )
-from medusa_engine.runtime.plan import Plan, files_folder, write_plan
+from medusa_engine.runtime.plan import PREFILL, PROFILES, Plan, Profile, files_folder, write_plan
+from medusa_engine.runtime.tree import load_tree
 
 _FIRST_BF16 = (8, 0)  # compute capability
 
@@ -41,6 +44,7 @@ class BuildReport:
         path: of the plan.
         plan: its sidecar.
         library: what built it, with its version.
+        has_plugins: whether that can take the compaction plugin.
         parse_seconds, build_seconds: wall time.
         peak_bytes: most memory that the process has held.
         self_test: its result in a few words.
@@ -50,6 +54,7 @@ class BuildReport:
     path: Path
     plan: Plan
     library: str
+    has_plugins: bool
     parse_seconds: float
     build_seconds: float
     peak_bytes: int
@@ -83,41 +88,48 @@ def build(settings: BuildSettings) -> BuildReport:
 
     started = time.perf_counter()
     with _stage(f"parsing {graph_file}"):
+        plugin = settings.plugin and library.has_plugins
+        if plugin:  # before the parser looks for it
+            register_plugin(library.module, capability)
         network = parse_graph(library, graph_path, verbose=settings.verbose)
         check_network(network, graph_path, io)
+        check_compaction(network, graph_path, expected=manifest.limits.layers if plugin else 0)
     parsed = time.perf_counter()
     with _stage(f"building with {library.label} for compute capability {capability}"):
         built = build_network(network, profiles, capability, settings)
         check_used(network.messages, graph_path)
     build_seconds = time.perf_counter() - parsed
 
-    with plan_files.new_plan(path, force=settings.force) as place, _stage("writing the plan"):
-        plan_files.copy_companions(settings.bundle, manifest, files_folder(place))
-        place.write_bytes(built.plan)
-        plan = Plan(
-            flavor=library.flavor,
-            library_version=library.version,
-            compute_capability=capability,
-            graph=graph,
-            acceptance=settings.acceptance,
-            bundle=manifest,
-            graph_sha256=manifest.files[graph_file]["sha256"],
-            profiles=profiles,
-            compaction="function",
-            builder=_builder_document(settings, built, profiles[1].rows[2]),
-            io=io,
-            plan={"bytes": built.plan.nbytes, "sha256": hashlib.sha256(built.plan).hexdigest()},
-            files={name: manifest.files[name] for name in plan_files.companion_names(manifest)},
-        )
-        write_plan(place, plan)
+    with plan_files.new_plan(path, force=settings.force) as place:
+        with _stage("writing the plan"):
+            plan_files.copy_companions(settings.bundle, manifest, files_folder(place))
+            place.write_bytes(built.plan)
+            plan = Plan(
+                flavor=library.flavor,
+                library_version=library.version,
+                compute_capability=capability,
+                graph=graph,
+                acceptance=settings.acceptance,
+                bundle=manifest,
+                graph_sha256=manifest.files[graph_file]["sha256"],
+                profiles=profiles,
+                compaction="plugin" if plugin else "function",
+                builder=_builder_document(settings, built, profiles),
+                io=io,
+                plan={"bytes": built.plan.nbytes, "sha256": hashlib.sha256(built.plan).hexdigest()},
+                files={name: manifest.files[name] for name in plan_files.companion_names(manifest)},
+            )
+            write_plan(place, plan)
+        tested = _self_test(place, plan, graph_path, gpu)
     return BuildReport(
         path=path,
         plan=plan,
         library=library.label,
+        has_plugins=library.has_plugins,
         parse_seconds=parsed - started,
         build_seconds=build_seconds,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        self_test="not run",
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # it counts KiB
+        self_test=tested,
         notes=(*notes, *built.notes),
     )
 
@@ -158,13 +170,24 @@ def _check_dtype(manifest: Manifest, capability: str) -> None:
         )
 
 
-def _builder_document(settings: BuildSettings, built: Built, chunk: int) -> dict[str, Any]:
+def _builder_document(settings: BuildSettings, built: Built, profiles: Sequence[Profile]) -> dict[str, Any]:
+    """What else the build was given and gave; of the options those that shape the plan."""
     return {
         "workspace_mib": settings.workspace_mib,
         "version_compatible": settings.version_compatible,
-        "max_prefill_chunk": chunk,
+        "max_prefill_chunk": profiles[PROFILES.index(PREFILL)].rows[2],
         "attention": built.attention,
     }
+
+
+def _self_test(path: Path, plan: Plan, graph: Path, gpu: str | None) -> str:
+    """The result of the self-test, or why it was not run."""
+    if gpu is None:
+        return "not run: there is no GPU here"
+    if gpu != plan.compute_capability:
+        return f"not run: the GPU here has compute capability {gpu}"
+    with _stage("running rounds of the plan beside its graph"):
+        return self_test(path, plan, graph, load_tree(files_folder(path) / plan.bundle.trees[0]))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from medusa_engine.exporter.build_log import essence, native_work
 from medusa_engine.exporter.build_settings import BuildSettings
 from medusa_engine.exporter.plan_io import FREE
 from medusa_engine.exporter.plan_network import Network
+from medusa_engine.plugins.compact_append_kv.tensorrt_plugin import allow_aliasing, plugin_layers
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.plan import DECODE, PREFILL, Profile
@@ -107,6 +108,10 @@ def _configure(config: Any, network: Network, capability: str, settings: BuildSe
         config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, settings.workspace_mib << 20)
     if settings.version_compatible:
         config.set_flag(module.BuilderFlag.VERSION_COMPATIBLE)
+    if hasattr(module.BuilderFlag, "REQUIRE_USER_ALLOCATION"):  # no allocation in a pass: it is captured in a graph
+        config.set_flag(module.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    if plugin_layers(module, network.definition):
+        allow_aliasing(module, config)
 
 
 def _add_profile(config: Any, network: Network, profile: Profile) -> None:

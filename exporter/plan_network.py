@@ -12,6 +12,7 @@ from typing import Any
 from medusa_engine.exporter.build_log import Messages, essence, logger, native_work
 from medusa_engine.exporter.builder_library import Library
 from medusa_engine.exporter.plan_io import differences
+from medusa_engine.plugins.compact_append_kv.tensorrt_plugin import plugin_layers
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.plan import Tensor
 
@@ -119,6 +120,20 @@ def check_network(network: Network, path: Path, expected: Sequence[Tensor]) -> N
     if phrases:
         more = f", and {len(phrases) - 2} more" if len(phrases) > 2 else ""
         raise UserError(f"{path}: not the manifest's round: {', '.join(phrases[:2])}{more}", _EXPORT_HINT)
+
+
+def check_compaction(network: Network, path: Path, *, expected: int) -> None:
+    """Refuse a network with another number of plugin layers: that of the model's layers, 0 without the plugin.
+
+    Raises:
+        UserError: names both.
+    """
+    found = plugin_layers(network.library.module, network.definition)
+    if found != expected:
+        raise UserError(
+            f"{path}: {found} layers use the compaction plugin, not {expected}",
+            "build with --no-plugin" if expected else "build in a process that has not registered the plugin",
+        )
 
 
 def check_used(messages: Messages, path: Path) -> None:

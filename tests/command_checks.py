@@ -13,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
+BUILD = [sys.executable, "-m", "medusa_engine.exporter.build_cli"]
 EXPORT = [sys.executable, "-m", "medusa_engine.exporter.cli"]
 RUN = [sys.executable, "-m", "medusa_engine.runtime.cli"]
 
-_PROGRESS = re.compile(r"(loading|tracing|fusing|comparing|writing) .*\.\.\. ?(\d+ s)?")
+_PROGRESS = {
+    "medusa-export": re.compile(r"(loading|tracing|fusing|comparing|writing) .*\.\.\. ?(\d+ s)?"),
+    "medusa-build": re.compile(r"(verifying|parsing|building|writing|running) .*\.\.\. ?(\d+\.\d s)?"),
+}
 
 
 def check_refused(status: int, stderr: str, command: str, *named: str | Path) -> None:
@@ -31,7 +35,8 @@ def check_refused(status: int, stderr: str, command: str, *named: str | Path) ->
     assert status == 1, stderr
     assert "Traceback" not in stderr
     assert len(errors) == 2 and lines[-2:] == errors, stderr
-    strange = [line for line in lines[:-2] if line and not (command == "medusa-export" and _PROGRESS.fullmatch(line))]
+    progress = _PROGRESS.get(command)
+    strange = [line for line in lines[:-2] if line and not (progress and progress.fullmatch(line))]
     assert strange == []
     problem, hint = (line.removeprefix(f"{command}: ") for line in errors)
     assert len(problem) < 500
@@ -86,6 +91,18 @@ class Commands:
         from medusa_engine.runtime.cli import main
 
         return self._finish(main, arguments)
+
+    def build(self, *arguments: str | Path) -> str:
+        """Run medusa-build to its end; returns what it prints."""
+        from medusa_engine.exporter.build_cli import main
+
+        return self._finish(main, arguments)
+
+    def build_refuses(self, *arguments: str | Path, named: Sequence[str | Path]) -> None:
+        """Check that medusa-build refuses, in two lines of which the first names these."""
+        from medusa_engine.exporter.build_cli import main
+
+        self._refuse(main, "medusa-build", arguments, named)
 
     def export_refuses(self, *arguments: str | Path, named: Sequence[str | Path]) -> None:
         """Check that medusa-export refuses, in two lines of which the first names these."""
