@@ -273,7 +273,7 @@ class FakeContext:
             if "uniforms" in inputs:
                 rows = inputs["position_ids"][0, inputs["logit_rows"]]
                 inputs["uniforms"] = np.ascontiguousarray(inputs["uniforms"][rows])
-                inputs["ranks"] = np.zeros(self.engine.limits.vocab_size, dtype=np.int64)
+                inputs["ranks"] = np.zeros(int(inputs["top_k"][0]), dtype=np.int64)
             binding = self.engine.session.io_binding()
             for name, array in inputs.items():
                 binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

@@ -38,20 +38,6 @@ def in_words(trees: list[Tree]) -> str:
     return ", ".join(tree.name for tree in trees)
 
 
-@pytest.fixture(scope="module")
-def rigged_96(tmp_path_factory: pytest.TempPathFactory, rigged_heads: Rigged) -> Exported:
-    """The rigged model with two stop tokens, the 10th and 30th behind token 0, and a cache of 96 rows.
-
-    Its keys and values depend on the whole context, its answer on the last token.
-    """
-    from tiny_models import export, save_rigged
-
-    folder = tmp_path_factory.mktemp("rigged_96")
-    behind_0 = rigged_heads.answer([0], 30)
-    save_rigged(folder, rigged_heads, eos_token_id=[behind_0[9], behind_0[29]])
-    return export(folder, folder / "bundle", "--max-length", "96", "--max-tree-nodes", "24")
-
-
 @pytest.fixture(scope="module", params=BACKENDS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     exported: Exported = request.getfixturevalue("rigged_96")
