@@ -173,8 +173,13 @@ class FakeEngine:
         self.io = {tensor.name: tensor for tensor in io_of(manifest, module.acceptance)}
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
-        graph = bundle / manifest.graphs[graph_name("round", module.acceptance)]
-        self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        # The graph of a bundle is not greedy at temperature 0, as that of a plan is: greedy's takes its place.
+        self.sessions = {
+            policy: ort.InferenceSession(
+                bundle / manifest.graphs[graph_name("round", policy)], options, providers=["CPUExecutionProvider"]
+            )
+            for policy in {"greedy", module.acceptance}
+        }
         self.num_io_tensors = len(self.io)
 
     def get_tensor_name(self, index: int) -> str:
@@ -274,13 +279,15 @@ class FakeContext:
                 rows = inputs["position_ids"][0, inputs["logit_rows"]]
                 inputs["uniforms"] = np.ascontiguousarray(inputs["uniforms"][rows])
                 inputs["ranks"] = np.zeros(int(inputs["top_k"][0]), dtype=np.int64)
-            binding = self.engine.session.io_binding()
-            for name, array in inputs.items():
+            greedy = "temperature" not in inputs or inputs["temperature"][0] == 0
+            session = self.engine.sessions["greedy" if greedy else self.engine.module.acceptance]
+            binding = session.io_binding()
+            for name, array in ((value.name, inputs[value.name]) for value in session.get_inputs()):
                 binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
             for name, tensor in io.items():
                 if tensor.mode == "output":
                     array = view(name)
                     binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-            self.engine.session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding)
 
         return run
