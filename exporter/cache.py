@@ -10,7 +10,7 @@ from medusa_engine.plugins.compact_append_kv.body import (
     DOMAIN,
     DOMAIN_VERSION,
     OP_TYPE,
-    PLUGIN_NAMESPACE_ATTRIBUTE,
+    PLUGIN_ATTRIBUTES,
 )
 
 
@@ -73,7 +73,7 @@ class StaticCache(TracedCache):
             present = torch.onnx.ops.symbolic_multi_out(
                 f"{DOMAIN}::{OP_TYPE}",
                 (*past, key, value, *self._state),
-                {PLUGIN_NAMESPACE_ATTRIBUTE: DOMAIN},
+                PLUGIN_ATTRIBUTES,
                 dtypes=(key.dtype, value.dtype),
                 shapes=(past[0].shape, past[1].shape),
                 version=DOMAIN_VERSION,

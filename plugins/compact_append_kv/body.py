@@ -22,7 +22,9 @@ from onnxscript.onnx_opset import opset24 as op
 DOMAIN = "medusa"
 OP_TYPE = "CompactAppendKV"
 DOMAIN_VERSION = 1
-PLUGIN_NAMESPACE_ATTRIBUTE = "plugin_namespace"
+# What TensorRT's parser reads at a node: the first makes it look for a registered plugin (and import the function
+# where there is none), the second is that plugin's version, the third asks for its ahead-of-time form.
+PLUGIN_ATTRIBUTES: dict[str, str | int] = {"plugin_namespace": DOMAIN, "plugin_version": "1", "aot": 1}
 
 _medusa = values.Opset(DOMAIN, DOMAIN_VERSION)
 
@@ -44,7 +46,7 @@ def CompactAppendKV(past_key, past_value, new_key, new_value, past_length, pendi
 
 
 def compact_append_kv_function() -> onnx.FunctionProto:
-    """The function as a proto, with the `plugin_namespace` attribute that TensorRT's parser looks for."""
+    """The function as a proto, declaring the attributes that TensorRT's parser looks for."""
     function = CompactAppendKV.to_function_proto()
-    function.attribute.append(PLUGIN_NAMESPACE_ATTRIBUTE)
+    function.attribute.extend(PLUGIN_ATTRIBUTES)
     return function

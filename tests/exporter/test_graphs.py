@@ -11,7 +11,7 @@ from typing import Any
 import demo_model
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from tiny_models import Exported
 
 from medusa_engine.runtime.manifest import Limits, Manifest, read_manifest
@@ -116,10 +116,11 @@ def test_graphs_use_standard_operators_and_the_compaction_alone(folder: Path, na
     (function,) = graph.model.functions
     assert (function.domain, function.name) == ("medusa", "CompactAppendKV")
     assert {node.domain for node in function.node} == {""}
-    assert "plugin_namespace" in function.attribute
+    attributes = {"plugin_namespace": b"medusa", "plugin_version": b"1", "aot": 1}
+    assert set(function.attribute) == set(attributes)
     for node in graph.nodes:
         if node.domain == "medusa":
-            assert {a.name: a.s for a in node.attribute} == {"plugin_namespace": b"medusa"}
+            assert {a.name: helper.get_attribute_value(a) for a in node.attribute} == attributes
 
 
 def test_each_layer_attends_the_cache_that_its_own_compaction_wrote(round_graph: Graph) -> None:

@@ -7,63 +7,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnxruntime as ort
 import pytest
+from compaction_model import KINDS, one_node_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from medusa_engine.plugins.compact_append_kv.body import (
-    DOMAIN,
-    DOMAIN_VERSION,
-    OP_TYPE,
-    PLUGIN_NAMESPACE_ATTRIBUTE,
-    compact_append_kv_function,
-)
 from medusa_engine.plugins.compact_append_kv.reference import compact_append_kv
 
 ORACLES: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "oracles" / "worked_examples.json").read_text()
 )
-OPSET = 24
-IR_VERSION = 11
-KINDS = ("key", "value")
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Move = Callable[[Floats, Floats, int, Ints, int], Floats]
-
-
-def one_node_model(past: Floats, new: Floats, slots: int) -> onnx.ModelProto:
-    """A model that is one medusa::CompactAppendKV node with its body."""
-    float_, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
-
-    def value(name: str, dtype: int, shape: Any) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, dtype, shape)
-
-    rows = (*new.shape[:2], "N", new.shape[3])
-    inputs = [value(f"past_{kind}", float_, past.shape) for kind in KINDS]
-    inputs += [value(f"new_{kind}", float_, rows) for kind in KINDS]
-    inputs += [value("past_length", int64, [1]), value("pending_rows", int64, [slots])]
-    inputs += [value("pending_count", int64, [1])]
-    outputs = [value(f"present_{kind}", float_, past.shape) for kind in KINDS]
-    node = helper.make_node(
-        OP_TYPE,
-        [i.name for i in inputs],
-        [o.name for o in outputs],
-        domain=DOMAIN,
-        **{PLUGIN_NAMESPACE_ATTRIBUTE: DOMAIN},
-    )
-    model = helper.make_model(
-        helper.make_graph([node], "one_node", inputs, outputs),
-        functions=[compact_append_kv_function()],
-        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
-        ir_version=IR_VERSION,
-    )
-    onnx.checker.check_model(model, full_check=True)
-    return model
 
 
 def feed(past: Floats, new: Floats, past_length: int, rows: Ints, count: int) -> dict[str, npt.NDArray[Any]]:
