@@ -199,7 +199,7 @@ class OnnxRuntimeState:
         if self.slot.input_ids[0, 0] < 0:
             raise UserError(
                 f"{self._backend.folder}: the model's logits behind the last token are NaN or infinite",
-                "decode without speculation, in case a draft caused it, or export a checkpoint whose weights are right",
+                "export a checkpoint whose weights are right",
             )
         return {
             "input_ids": self.slot.input_ids[:, :rows],

@@ -114,7 +114,8 @@ class Decoding:
         finish_reason: `stop`, `length`, `cache_full` or `deadline` once the iteration has ended, None before.
         prefill_seconds: wall time of the prompt.
         rounds: the rounds so far.
-        held: tokens that have their key and value in the cache; none while a pass runs, or after one that failed.
+        held: tokens that have their key and value in the cache; none while a pass runs, after one that failed, or
+            where the logits behind the last token are not finite.
 
     Raises:
         UserError: the prompt is empty, does not fit the cache, or has a token outside the vocabulary; the budget or
@@ -173,7 +174,8 @@ class Decoding:
                 published = self._state.read()
                 token_ids: list[int] = published.tokens.tolist()
                 held += token_ids
-                self.held = held
+                if self._state.proposed()[0] >= 0:  # else the pass could tell nothing from its last row: run it again
+                    self.held = held
                 self._budget = published.token_budget
                 if published.finished and token_ids[-1] in self._stop_ids:
                     self.finish_reason = "stop"
