@@ -26,6 +26,7 @@ from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.rounds import Plans, TreePlan
 from medusa_engine.runtime.session import Session
+from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
 from medusa_engine.runtime.tree import Tree, chain, load_tree
 
@@ -82,7 +83,7 @@ class Engine:
                 "give the bundle folder that medusa-export wrote, engines/NAME",
             )
         if not 0 <= threads <= MOST_THREADS:
-            raise UserError(f"threads is {threads}", f"give 0 (one per physical core) to {MOST_THREADS}")
+            raise UserError(f"threads is {shown(threads)}", f"give 0 (one per physical core) to {MOST_THREADS}")
         manifest = read_manifest(folder)
         verify_files(folder, manifest, hashes=verify)
         engine = cls(folder, manifest, threads=threads)

@@ -11,6 +11,7 @@ import numpy as np
 from medusa_engine.runtime.backend import DecodeState
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits
+from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.tree import Tree, TreeBuffers, check_tree, compile_tree
 
 CHUNK_ROWS = 256  # prompt tokens per prefill pass
@@ -136,9 +137,9 @@ class Decoding:
     ) -> None:
         _check_prompt(prompt_ids, limits)
         if not _is_index(max_new_tokens) or max_new_tokens < 0:
-            raise UserError(f"max_new_tokens is {max_new_tokens!r}", "give a whole number, 0 or more")
+            raise UserError(f"max_new_tokens is {shown(max_new_tokens)}", "give a whole number, 0 or more")
         if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):  # NaN is not
-            raise UserError(f"the deadline is {deadline} s", "give a time above 0")
+            raise UserError(f"the deadline is {shown(deadline)} s", "give a time above 0")
         self._state = state
         self._limits = limits
         self._prompt = np.array(prompt_ids, dtype=np.int64)
@@ -258,9 +259,9 @@ def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
         )
     for token in prompt_ids:
         if not _is_index(token):
-            raise UserError(f"prompt token {token!r} is no token id", "give whole numbers")
+            raise UserError(f"prompt token {shown(token)} is no token id", "give whole numbers")
         if not 0 <= token < limits.vocab_size:
             raise UserError(
-                f"prompt token {token} is outside the vocabulary of {limits.vocab_size} tokens",
+                f"prompt token {shown(token)} is outside the vocabulary of {limits.vocab_size} tokens",
                 f"give ids from 0 to {limits.vocab_size - 1}",
             )

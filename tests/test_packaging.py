@@ -21,7 +21,7 @@ DATA_PATTERNS = (
     "heads/*/*.safetensors",
     "heads/*/*.json",
 )
-HEAVY = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir")
+HEAVY = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "tokenizers")
 SCRIPTS = sorted(
     script.name
     for script in importlib.metadata.distribution("medusa-engine").entry_points
