@@ -126,7 +126,7 @@ def _check_settings(settings: ExportSettings) -> None:
     for option, value in sizes.items():
         most = MOST_UNTRAINED_HEADS if option == "--untrained-heads" else LARGEST_LIMIT - 1
         if not 1 <= value <= most:
-            raise UserError(f"{option} is {value}", f"give a number from 1 to {most}")
+            raise UserError(f"{option} is {shown(value)}", f"give a number from 1 to {most}")
     for policy in settings.acceptance:
         if policy not in POLICIES:
             raise UserError(f"--acceptance: there is no policy {shown(policy)}", f"give some of {','.join(POLICIES)}")

@@ -12,6 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from medusa_engine.exporter.passes.fuse import FusePass
 from medusa_engine.exporter.passes.idle_heads import IdleHeadsPass
 from medusa_engine.exporter.passes.live_rows import LiveRowsPass
+from medusa_engine.exporter.passes.no_drafts import NoDraftsPass
 from medusa_engine.exporter.round import RoundShape
 from medusa_engine.exporter.trace import OPSET, cache_names
 from medusa_engine.plugins.compact_append_kv.body import (
@@ -89,6 +90,8 @@ def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, graph_name: s
     graph.outputs.clear()
     graph.outputs.extend(selected)
     RemoveUnusedNodesPass()(graph_model)
+    if NoDraftsPass()(graph_model).modified:
+        RemoveUnusedNodesPass()(graph_model)
     IdleHeadsPass()(graph_model)
     for value in [value for value in graph.inputs if not value.uses() and not value.is_graph_output()]:
         graph.inputs.remove(value)

@@ -76,7 +76,7 @@ class OnnxRuntimeBackend:
                     )
                 except Exception as error:
                     reason = next(iter(str(error).splitlines()), type(error).__name__)
-                    reason = reason.replace(path, self._paths[graph].name)
+                    reason = reason.replace(f"{self.folder}/", "")
                     raise UserError(
                         f"ONNX Runtime {ort.__version__} does not load it: {reason}",
                         "export the model again with medusa-export --force, or free memory if it ran out",
