@@ -13,6 +13,7 @@ from medusa_engine.exporter.passes.first_argmax import FirstArgMaxPass
 from medusa_engine.exporter.passes.fuse import FusePass
 from medusa_engine.exporter.passes.idle_heads import IdleHeadsPass
 from medusa_engine.exporter.passes.live_rows import LiveRowsPass
+from medusa_engine.exporter.passes.no_drafts import NoDraftsPass
 from medusa_engine.exporter.passes.wide_norms import WideNormsPass
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.trace import OPSET, cache_names
@@ -92,6 +93,8 @@ def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, graph_name: s
     graph.outputs.clear()
     graph.outputs.extend(selected)
     RemoveUnusedNodesPass()(graph_model)
+    if NoDraftsPass()(graph_model).modified:
+        RemoveUnusedNodesPass()(graph_model)
     if not shape.fixed:
         IdleHeadsPass()(graph_model)
     for value in [value for value in graph.inputs if not value.uses() and not value.is_graph_output()]:

@@ -12,7 +12,7 @@ import torch
 
 from medusa_engine.exporter.acceptance import AcceptedPath, paths_of
 from medusa_engine.exporter.attention import Mask, additive_mask
-from medusa_engine.exporter.cache import StaticCache
+from medusa_engine.exporter.cache import StaticCache, in_place_of_nan
 from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.exporter.penalty import PenaltyInputs, penalise
 from medusa_engine.exporter.policies import TypicalInputs, judge
@@ -104,12 +104,14 @@ class Round(torch.nn.Module):
     ) -> dict[str, torch.Tensor]:
         """Outputs of every graph, under `NAME.output` with the name of the graph; logits and cache under their own."""
         staged = past_length + pending_count  # [1]: cache row of packed row 0
+        rows = input_ids.shape[1]
         fixed = self.shape.fixed
         columns = torch.arange(self.shape.cache_rows) if fixed else live  # cache rows that the attention covers
-        cache = StaticCache(keys, values, past_length, pending_rows, pending_count, None if fixed else live.shape[0])
+        nan = in_place_of_nan(rows, logit_rows[:1], keys[0].dtype)
+        live_rows = None if fixed else live.shape[0]
+        cache = StaticCache(keys, values, past_length, pending_rows, pending_count, live_rows, nan)
         logits, hidden = self.backbone(input_ids, position_ids, tree_mask, logit_rows, columns, staged, cache)
 
-        rows = input_ids.shape[1]
         logit_index = torch.zeros(rows, dtype=torch.int64)  # packed row -> its place in logit_rows
         logit_index = logit_index.scatter(0, logit_rows, torch.arange(logit_rows.shape[0]))
         paths = paths_of(input_ids[0], retrieve_indices)
@@ -123,18 +125,19 @@ class Round(torch.nn.Module):
         if self.repetition_penalty:
             on_path = tree_mask.index_select(0, logit_rows)  # [R, N]
             scores[True] = penalise(logits, input_ids[0], on_path, PenaltyInputs(history, repetition_penalty))
-        chosen, accepted, next_root = {}, {}, {}  # of each variant, see `policies.Verdict`
+        policies, chosen, accepted, next_root = {}, {}, {}, {}  # of each variant; the others see `policies.Verdict`
         for penalised, by_row in scores.items():
             verdicts = judge(self.policies, by_row, paths, logit_index, sampling, typical, rejection, stop)
             for name, verdict in verdicts.items():
                 variant = graph_variant(name, penalised=penalised)
+                policies[variant] = name
                 accepted[variant], next_root[variant] = verdict.published, verdict.next_root
                 if verdict.tokens is not None:
                     chosen[variant] = verdict.tokens
 
         out = {"logits": logits}
         blocks = self.heads.blocks()
-        for policy, acceptance in accepted.items():
+        for variant, acceptance in accepted.items():
             winning_row, path_rows, count = (
                 acceptance.pop("winning_row"),
                 acceptance.pop("path_rows"),
@@ -142,17 +145,17 @@ class Round(torch.nn.Module):
             )
             root_position = position_ids[0].index_select(0, path_rows[:1])  # [1]
             frontier = hidden.index_select(0, logit_index.index_select(0, winning_row))  # [1, H]
-            if policy.split(".")[0] == REJECTION:
+            if policies[variant] == REJECTION:
                 head_logits = self.heads.full_logits(frontier, self.shape.vocab_size, blocks)
                 tokens, acceptance["next_proposal"] = draw_drafts(head_logits, sampling, draft_uniforms, count)
                 ranked = tokens[:, None].expand(-1, self.shape.topk)  # a chain has rank 0 alone
             else:
                 ranked = self.heads.rank(frontier, self.shape.topk, blocks)  # [K, TOPK]
-            candidates = torch.cat([next_root[policy], ranked.reshape(-1)])  # by slot, [1 + K*TOPK]
+            candidates = torch.cat([next_root[variant], ranked.reshape(-1)])  # by slot, [1 + K*TOPK]
             # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
             next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
             outputs = acceptance | {
-                "next_finished": acceptance["next_finished"] | (next_root[policy] < 0),
+                "next_finished": acceptance["next_finished"] | (next_root[variant] < 0),
                 "next_input_ids": candidates.index_select(0, tree_indices)[None],
                 "next_position_ids": (root_position + count + next_depth)[None],
                 # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
@@ -160,14 +163,14 @@ class Round(torch.nn.Module):
                 "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),
                 "next_pending_count": count,
             }
-            out |= {f"{graph_name('round', policy)}.{name}": value for name, value in outputs.items()}
+            out |= {f"{graph_name('round', variant)}.{name}": value for name, value in outputs.items()}
 
         last_row = logit_rows[-1:]  # [1]
         root_position = position_ids[0].index_select(0, last_row)
         pad = torch.full((self.shape.depth,), -1, dtype=torch.int64)
         root = torch.cat([input_ids[0].index_select(0, last_row), pad])  # [D+1]
         step = publish(AcceptedPath(torch.zeros_like(pending_rows), root, torch.ones(1, dtype=torch.int64)), stop)
-        for policy, tokens in chosen.items():
+        for variant, tokens in chosen.items():
             outputs = {
                 "accepted_tokens": step["accepted_tokens"],
                 "accepted_count": step["accepted_count"],
@@ -179,7 +182,7 @@ class Round(torch.nn.Module):
                 "next_pending_rows": step["path_rows"],
                 "next_pending_count": step["accepted_count"],
             }
-            out |= {f"{graph_name('step', policy)}.{name}": value for name, value in outputs.items()}
+            out |= {f"{graph_name('step', variant)}.{name}": value for name, value in outputs.items()}
         for layer in range(self.shape.layers):
             out[f"present_key.{layer}"] = cache.keys[layer]
             out[f"present_value.{layer}"] = cache.values[layer]

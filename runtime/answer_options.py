@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.tree import Tree
+if TYPE_CHECKING:  # a command line reads the defaults below before it loads anything
+    from medusa_engine.runtime.policy import AcceptancePolicy
+    from medusa_engine.runtime.tree import Tree
 
 DEFAULT_MAX_NEW_TOKENS = 256
 

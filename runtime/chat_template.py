@@ -101,18 +101,21 @@ class ChatTemplate:
             )
         except _RefusedMessagesError as error:
             raise UserError(
-                f"{self._origin}: the chat template refuses the messages: {_one_line(error)}",
+                f"the chat template refuses the messages: {_one_line(error)}",
                 "change the messages to roles and an order that the template accepts",
+                file=self._origin,
             ) from error
         except TemplateSyntaxError as error:
             raise UserError(
-                f"{self._origin}: line {error.lineno}: chat template does not compile: {_one_line(error)}",
+                f"line {error.lineno}: chat template does not compile: {_one_line(error)}",
                 "correct the template, or pass a plain prompt",
+                file=self._origin,
             ) from error
         except Exception as error:  # a template is a program: it can fail in any way
             raise UserError(
-                f"{self._origin}: the chat template fails: {type(error).__name__}: {_one_line(error)}",
+                f"the chat template fails: {type(error).__name__}: {_one_line(error)}",
                 "correct the template or the messages, or pass a plain prompt",
+                file=self._origin,
             ) from error
 
     @cached_property

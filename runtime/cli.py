@@ -9,19 +9,20 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medusa_engine.runtime.answer_options import DEFAULT_MAX_NEW_TOKENS, AnswerOptions, Message
 from medusa_engine.runtime.command_line import add_provider, add_version, run_command
-from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.generation import Generation
 from medusa_engine.runtime.policy import TYPICAL, TYPICAL_NOTE, AcceptancePolicy
 from medusa_engine.runtime.policy_options import add_policy_options, policy_of
-from medusa_engine.runtime.session import Session
-from medusa_engine.runtime.stats import compared, statistics
 from medusa_engine.runtime.strict_json import shown
-from medusa_engine.runtime.text import read_prompt_file
-from medusa_engine.runtime.tree import Tree, load_tree
+
+if TYPE_CHECKING:  # imported where they are needed: loading them can be interrupted quietly
+    from medusa_engine.runtime.engine import Engine
+    from medusa_engine.runtime.generation import Generation
+    from medusa_engine.runtime.session import Session
+    from medusa_engine.runtime.tree import Tree
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -77,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from medusa_engine.runtime.engine import Engine
+    from medusa_engine.runtime.tree import load_tree
+
     if options.system is not None and not options.chat:
         raise UserError("--system is given without --chat", "add --chat to apply the chat template")
     if options.compare_plain and options.no_speculation:
@@ -121,6 +125,8 @@ def _prompt(options: argparse.Namespace) -> str | list[int]:
             raise UserError("--chat is given with --prompt-ids", "give the conversation's prompt as text")
         return _parse_ids(options.prompt_ids)
     if options.prompt_file is not None:
+        from medusa_engine.runtime.text import read_prompt_file
+
         return read_prompt_file(options.prompt_file)
     if options.prompt is not None:
         return str(options.prompt)
@@ -159,6 +165,8 @@ def _answer(
     session: Session | None = None,
 ) -> Generation:
     """Write one answer to standard output, then what the options ask to know about it."""
+    from medusa_engine.runtime.stats import compared, statistics
+
     asked: AnswerOptions = {
         "prompt_ids": prompt_ids,
         "max_new_tokens": options.max_new_tokens,

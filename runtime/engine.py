@@ -28,6 +28,7 @@ from medusa_engine.runtime.onnxruntime_backend import CPU, OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.rounds import Plans, TreePlan
 from medusa_engine.runtime.session import Session
+from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
 from medusa_engine.runtime.tree import Tree, chain, load_tree
 
@@ -83,7 +84,7 @@ class Engine:
         started = time.perf_counter()
         source = Path(path)
         if not 0 <= threads <= MOST_THREADS:
-            raise UserError(f"threads is {threads}", f"give 0 (one per physical core) to {MOST_THREADS}")
+            raise UserError(f"threads is {shown(threads)}", f"give 0 (one per physical core) to {MOST_THREADS}")
         if source.suffix == PLAN_SUFFIX and not source.is_dir():
             if provider is not None:
                 raise UserError(f"{source}: provider {provider} is given with a plan", "leave it out: TensorRT runs it")

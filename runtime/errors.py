@@ -9,9 +9,16 @@ class UserError(Exception):
     Args:
         problem: one line saying what is wrong with which file or value.
         hint: one line saying what to do about it.
+        file: where the mistake is, put before `problem`; for errors that a server's clients see without it.
+
+    Attributes:
+        problem: with the file.
+        problem_without_file: for readers who do not know the files of this machine.
+        hint: as given.
     """
 
-    def __init__(self, problem: str, hint: str) -> None:
-        super().__init__(f"{problem}\n{hint}")
-        self.problem = problem
+    def __init__(self, problem: str, hint: str, *, file: object = None) -> None:
+        self.problem = problem if file is None else f"{file}: {problem}"
+        self.problem_without_file = problem
         self.hint = hint
+        super().__init__(f"{self.problem}\n{hint}")

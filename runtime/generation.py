@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -114,7 +114,8 @@ class GenerationStream:
     Args:
         decoding: its rounds.
         text: of its tokens; None without a tokenizer.
-        prompt_tokens, cached_tokens, load_seconds: for the record.
+        prompt_tokens, cached_tokens: for the record.
+        load: what has to be done before the first pass; returns the seconds that loading took, for the record too.
     """
 
     def __init__(
@@ -124,13 +125,14 @@ class GenerationStream:
         *,
         prompt_tokens: int,
         cached_tokens: int,
-        load_seconds: float,
+        load: Callable[[], float],
     ) -> None:
         self._decoding: Decoding | None = decoding  # None once the answer has ended: it holds the cache
         self._text = text
         self._prompt_tokens = prompt_tokens
         self._cached_tokens = cached_tokens
-        self._load_seconds = load_seconds
+        self._load = load
+        self._load_seconds = 0.0
         self._started = time.perf_counter()
         self._sent: list[str] = []
         self._generation: Generation | None = None
@@ -175,8 +177,9 @@ class GenerationStream:
             self._finish(self._decoding, "closed")
 
     def _run(self, decoding: Decoding) -> Generator[Piece]:
-        self._started = time.perf_counter()
         try:
+            self._load_seconds = self._load()
+            self._started = time.perf_counter()
             for round_ in decoding:
                 text, kept = self._text.push(round_.token_ids) if self._text else ("", len(round_.token_ids))
                 if self._text and self._text.stopped:

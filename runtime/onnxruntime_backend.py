@@ -92,9 +92,11 @@ class OnnxRuntimeBackend:
                     )
                 except Exception as error:
                     reason = next(iter(str(error).splitlines()), type(error).__name__)
+                    reason = reason.replace(f"{self.folder}/", "")
                     raise UserError(
-                        f"{path}: ONNX Runtime {ort.__version__} does not load it: {reason}",
+                        f"ONNX Runtime {ort.__version__} does not load it: {reason}",
                         "export the model again with medusa-export --force, or free memory if it ran out",
+                        file=path,
                     ) from error
             return self._sessions[graph]
 
@@ -236,8 +238,9 @@ class OnnxRuntimeState:
         """Inputs of a pass over the first `rows` packed rows that the last pass proposed."""
         if self.slot.input_ids[0, 0] < 0:
             raise UserError(
-                f"{self._backend.folder}: the model's logits behind the last token are NaN or infinite",
-                "decode without speculation, in case a draft caused it, or export a checkpoint whose weights are right",
+                "the model's logits behind the last token are NaN or infinite",
+                "export a checkpoint whose weights are right",
+                file=self._backend.folder,
             )
         return {
             "input_ids": self.slot.input_ids[:, :rows],

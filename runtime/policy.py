@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import shown
 
 GREEDY, SAMPLE, REJECTION, TYPICAL = "greedy", "sample", "rejection", "typical"
 POLICIES = (GREEDY, SAMPLE, REJECTION, TYPICAL)
@@ -15,11 +15,24 @@ PENALTY = "penalty"
 ROOTS = ("argmax", "drawn")
 TYPICAL_NOTE = "does not preserve the model's distribution"
 
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed")
+PARAMETERS: dict[str, tuple[str, ...]] = {  # policy -> what it takes
+    GREEDY: ("repetition_penalty",),
+    SAMPLE: (*_DRAWS, "repetition_penalty"),
+    REJECTION: (*_DRAWS, "repetition_penalty"),
+    TYPICAL: (*_DRAWS, "repetition_penalty", "posterior_threshold", "posterior_alpha", "typical_root"),
+}
 _LEAST_TEMPERATURE = 1e-5  # below, differences of logits leave the range of fp32
 _MOST_TEMPERATURE = 100.0
 _PENALTIES = (0.01, 100.0)  # beyond, products of logits come near the end of fp32
 _SEEDS = 1 << 64
+_MOST_ALPHA = 1e9  # far above where epsilon is always the smaller one
 _MOST_TOP_K = (1 << 31) - 1
+
+
+def takers(parameter: str) -> str:
+    """The policies that take a parameter, for a hint: `sample or rejection`."""
+    return " or ".join(policy for policy, parameters in PARAMETERS.items() if parameter in parameters)
 
 
 def graph_variant(policy: str, *, penalised: bool) -> str:
@@ -51,7 +64,8 @@ class AcceptancePolicy:
             does. top_k, top_p, min_p and seed concern that draw alone.
 
     Raises:
-        UserError: an unknown policy, or a parameter out of range; names it.
+        UserError: an unknown policy, a parameter out of range, or one that the policy does not take; names it.
+            A temperature of 0 and any seed go with every policy.
     """
 
     name: str = GREEDY
@@ -67,17 +81,17 @@ class AcceptancePolicy:
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:
-            raise UserError(f"acceptance is {self.name!r}", f"give one of {', '.join(POLICIES)}")
+            raise UserError(f"acceptance is {shown(self.name)}", f"give one of {', '.join(POLICIES)}")
         if self.typical_root not in ROOTS:
-            raise UserError(f"typical_root is {self.typical_root!r}", f"give one of {', '.join(ROOTS)}")
+            raise UserError(f"typical_root is {shown(self.typical_root)}", f"give one of {', '.join(ROOTS)}")
         for name, least, most in (("top_k", 0, _MOST_TOP_K), ("seed", 0, _SEEDS - 1)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
-                raise UserError(f"{name} is {value!r}", f"give a whole number from {least} to {most}")
+                raise UserError(f"{name} is {shown(value)}", f"give a whole number from {least} to {most}")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "posterior_threshold", "posterior_alpha"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise UserError(f"{name} is {value!r}", "give a number")
+                raise UserError(f"{name} is {shown(value)}", "give a number")
         self._check(
             "temperature",
             self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature <= _MOST_TEMPERATURE,
@@ -91,11 +105,19 @@ class AcceptancePolicy:
             f"give {_PENALTIES[0]} to {_PENALTIES[1]:g}; 1 is off, above it repetition becomes less likely",
         )
         self._check("posterior_threshold", 0 <= self.posterior_threshold <= 1, "give a probability from 0 to 1")
-        self._check("posterior_alpha", 0 <= self.posterior_alpha < math.inf, "give a number from 0")
+        self._check("posterior_alpha", 0 <= self.posterior_alpha <= _MOST_ALPHA, f"give 0 to {_MOST_ALPHA:g}")
+        for parameter in fields(self)[1:]:
+            name, value = parameter.name, getattr(self, parameter.name)
+            takes = name in PARAMETERS[self.name] or name == "seed" or (name == "temperature" and value == 0)
+            if not takes and value != parameter.default:
+                raise UserError(
+                    f"{name} is {shown(value)}, but acceptance {self.name} has no such parameter",
+                    f"leave it out, or choose {takers(name)}",
+                )
 
     def _check(self, name: str, right: bool, hint: str) -> None:
         if not right:  # NaN is never right: it compares with nothing
-            raise UserError(f"{name} is {getattr(self, name)!r}", hint)
+            raise UserError(f"{name} is {shown(getattr(self, name))}", hint)
 
     @property
     def effective(self) -> str:

@@ -6,25 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.policy import (
-    GREEDY,
-    POLICIES,
-    REJECTION,
-    ROOTS,
-    SAMPLE,
-    TYPICAL,
-    TYPICAL_NOTE,
-    AcceptancePolicy,
-)
-
-_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed")
-_PENALTY = "repetition_penalty"
-_PARAMETERS: dict[str, tuple[str, ...]] = {  # policy -> what it takes
-    GREEDY: (_PENALTY,),
-    SAMPLE: (*_DRAWS, _PENALTY),
-    REJECTION: (*_DRAWS, _PENALTY),
-    TYPICAL: (*_DRAWS, _PENALTY, "posterior_threshold", "posterior_alpha", "typical_root"),
-}
+from medusa_engine.runtime.policy import PARAMETERS, ROOTS, TYPICAL, TYPICAL_NOTE, AcceptancePolicy, takers
 
 
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
@@ -66,14 +48,13 @@ def policy_of(options: argparse.Namespace) -> AcceptancePolicy:
     Raises:
         UserError: an unknown policy, a parameter that it does not take, or one out of range.
     """
-    parameters = {name: getattr(options, name) for name in _PARAMETERS[TYPICAL]}
+    taken = PARAMETERS[AcceptancePolicy(options.acceptance).name]
+    parameters = {name: getattr(options, name) for name in PARAMETERS[TYPICAL]}
     given = {name: value for name, value in parameters.items() if value is not None}
-    policy = AcceptancePolicy(options.acceptance, **given)
-    for name in given:
-        if name not in _PARAMETERS[policy.name]:
-            takers = [taker for taker in POLICIES if name in _PARAMETERS[taker]]
+    for name, value in given.items():
+        if name not in taken and not (name == "temperature" and value == 0):  # which is greedy
             raise UserError(
-                f"--{name.replace('_', '-')} is given, but --acceptance {policy.name} has no such parameter",
-                f"drop it, or give --acceptance {' or '.join(takers)}",
+                f"--{name.replace('_', '-')} is given, but --acceptance {options.acceptance} has no such parameter",
+                f"drop it, or give --acceptance {takers(name)}",
             )
-    return policy
+    return AcceptancePolicy(options.acceptance, **given)

@@ -12,6 +12,7 @@ import numpy as np
 from medusa_engine.runtime.backend import DecodeState
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits
+from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.tree import Tree, TreeBuffers, check_tree, compile_tree
 
 CHUNK_ROWS = 256  # prompt tokens per prefill pass
@@ -115,7 +116,8 @@ class Decoding:
         finish_reason: `stop`, `length`, `cache_full` or `deadline` once the iteration has ended, None before.
         prefill_seconds: wall time of the prompt.
         rounds: the rounds so far.
-        held: tokens that have their key and value in the cache; none while a pass runs, or after one that failed.
+        held: tokens that have their key and value in the cache; none while a pass runs, after one that failed, or
+            where the logits behind the last token are not finite.
 
     Raises:
         UserError: the prompt is empty, does not fit the cache, or has a token outside the vocabulary; the budget or
@@ -136,9 +138,9 @@ class Decoding:
     ) -> None:
         _check_prompt(prompt_ids, limits)
         if not _is_index(max_new_tokens) or max_new_tokens < 0:
-            raise UserError(f"max_new_tokens is {max_new_tokens!r}", "give a whole number, 0 or more")
+            raise UserError(f"max_new_tokens is {shown(max_new_tokens)}", "give a whole number, 0 or more")
         if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):  # NaN is not
-            raise UserError(f"the deadline is {deadline} s", "give a time above 0")
+            raise UserError(f"the deadline is {shown(deadline)} s", "give a time above 0")
         self._state = state
         self._limits = limits
         self._prompt = np.array(prompt_ids, dtype=np.int64)
@@ -178,7 +180,8 @@ class Decoding:
                 published = self._state.read()
                 token_ids: list[int] = published.tokens.tolist()
                 held += token_ids
-                self.held = held
+                if self._state.proposed()[0] >= 0:  # else the pass could tell nothing from its last row: run it again
+                    self.held = held
                 self._budget = published.token_budget
                 if published.finished and token_ids[-1] in self._stop_ids:
                     self.finish_reason = "stop"
@@ -265,9 +268,9 @@ def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
         )
     for token in prompt_ids:
         if not _is_index(token):
-            raise UserError(f"prompt token {token!r} is no token id", "give whole numbers")
+            raise UserError(f"prompt token {shown(token)} is no token id", "give whole numbers")
         if not 0 <= token < limits.vocab_size:
             raise UserError(
-                f"prompt token {token} is outside the vocabulary of {limits.vocab_size} tokens",
+                f"prompt token {shown(token)} is outside the vocabulary of {limits.vocab_size} tokens",
                 f"give ids from 0 to {limits.vocab_size - 1}",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
 
@@ -73,6 +74,8 @@ class Session:
     ) -> GenerationStream:
         """Start an answer; iterate over the result for its pieces.
 
+        The first answer of an engine loads its graph, with the first pass.
+
         Args:
             prompt: text, or the whole conversation as `{"role": ..., "content": ...}` messages.
             prompt_ids: token ids instead of `prompt`.
@@ -93,7 +96,8 @@ class Session:
 
         Raises:
             UserError: the session is closed, the prompt is empty or too long, an option is out of range, or the
-                engine cannot run the tree or the policy. The session is then as it was before.
+                engine cannot run the tree or the policy. The session is then as it was before. While iterating: the
+                graph does not load, or the model's logits are not finite.
         """
         state, engine = self._state, self._engine
         if (prompt is None) == (prompt_ids is None):
@@ -116,15 +120,13 @@ class Session:
             cached_tokens=cached_tokens,
             deadline=deadline,
         )
-        load_seconds = engine.load(speculation=speculation, policy=policy.graph)
         if self._stream is not None:
             self._stream.close()
         state.wind_back(cached_tokens)
         state.use(policy)
         self._decoding = decoding
-        self._stream = GenerationStream(
-            decoding, text, prompt_tokens=len(ids), cached_tokens=cached_tokens, load_seconds=load_seconds
-        )
+        load = partial(engine.load, speculation=speculation, policy=policy.graph)
+        self._stream = GenerationStream(decoding, text, prompt_tokens=len(ids), cached_tokens=cached_tokens, load=load)
         return self._stream
 
     def generate(self, prompt: str | Sequence[Message] | None = None, **options: Unpack[AnswerOptions]) -> Generation:
@@ -134,10 +136,7 @@ class Session:
     def astream(
         self, prompt: str | Sequence[Message] | None = None, **options: Unpack[AnswerOptions]
     ) -> AsyncGenerationStream:
-        """Start an answer for `async for`: its passes run on a thread; arguments and errors as in `stream`.
-
-        The first answer loads the engine here, in this thread; `Engine.load` does so before, in any other.
-        """
+        """Start an answer for `async for`: loading and passes run on a thread; arguments and errors as in `stream`."""
         return AsyncGenerationStream(self.stream(prompt, **options))
 
     def fork(self) -> Session:

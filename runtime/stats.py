@@ -38,16 +38,16 @@ def statistics(generation: Generation, manifest: Manifest, *, speculation: bool,
 def compared(generation: Generation, plain: Generation) -> str:
     """Whether plain decoding gave the same ids, and how fast the answer was beside it."""
     same = "yes" if plain.token_ids == generation.token_ids else "NO"
-    ratio = _per_second(generation) / _per_second(plain) if _per_second(plain) else 0.0
+    speed, plain_speed = _per_second(generation), _per_second(plain)
     step = median(1000 * seconds for seconds in plain.round_seconds or [0.0])
-    return "\n".join(
-        (
-            f"plain decoding     {plain.generated_tokens} tokens in {plain.timings.decode:.2f} s"
-            f" ({_per_second(plain):.1f} tokens/s), {step:.1f} ms median per step",
-            f"same ids           {same}",
-            f"speed ratio        {ratio:.2f} x plain decoding",
-        )
-    )
+    lines = [
+        f"plain decoding     {plain.generated_tokens} tokens in {plain.timings.decode:.2f} s"
+        f" ({plain_speed:.1f} tokens/s), {step:.1f} ms median per step",
+        f"same ids           {same}",
+    ]
+    if speed and plain_speed:  # an answer without tokens has no speed
+        lines.append(f"speed ratio        {speed / plain_speed:.2f} x plain decoding")
+    return "\n".join(lines)
 
 
 def _per_second(generation: Generation) -> float:

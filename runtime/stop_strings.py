@@ -34,6 +34,7 @@ class StopStrings:
             )
         for stop in self._stop_strings:
             _check(stop)
+        self._progress = [_Progress(stop) for stop in self._stop_strings]
         self._held = ""
         self._found: str | None = None
 
@@ -52,29 +53,49 @@ class StopStrings:
         if self._found is not None:
             return ""
         text = self._held + piece
-        matches = [(text.find(stop), stop) for stop in self._stop_strings]
-        ends = [(start + len(stop), start, stop) for start, stop in matches if start >= 0]
-        if ends:
-            _, start, self._found = min(ends)
-            self._held = ""
-            return text[:start]
-        held = self._undecided_length(text)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        for end, character in enumerate(piece, start=len(self._held) + 1):
+            complete = [progress.stop for progress in self._progress if progress.push(character)]
+            if complete:
+                self._found = max(complete, key=len)
+                self._held = ""
+                return text[: end - len(self._found)]
+        released = len(text) - max((progress.matched for progress in self._progress), default=0)
+        self._held = text[released:]
+        return text[:released]
 
     def finish(self) -> str:
         """Return the text still held back: at the end of the stream no stop string can complete any more."""
         rest, self._held = self._held, ""
         return rest
 
-    def _undecided_length(self, text: str) -> int:
-        """Length of the longest ending of `text` that is the beginning of a longer stop string."""
-        longest = max((len(stop) - 1 for stop in self._stop_strings), default=0)
-        for length in range(min(longest, len(text)), 0, -1):
-            ending = text[-length:]
-            if any(stop.startswith(ending) for stop in self._stop_strings):
-                return length
-        return 0
+
+class _Progress:
+    """How much of one stop string a text ends with; each character takes constant time on average.
+
+    Attributes:
+        stop: the stop string.
+        matched: length of the longest beginning of it that the text ends with.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        # Of each beginning: length of the longest shorter beginning that it ends with (Knuth, Morris, Pratt).
+        self._borders = [0]
+        border = 0
+        for character in stop[1:]:
+            border = self._longer(border, character)
+            self._borders.append(border)
+
+    def push(self, character: str) -> bool:
+        """Read one more character; True if the stop string is complete, and nothing more is to be read."""
+        self.matched = self._longer(self.matched, character)
+        return self.matched == len(self.stop)
+
+    def _longer(self, matched: int, character: str) -> int:
+        while matched and self.stop[matched] != character:
+            matched = self._borders[matched - 1]
+        return matched + (self.stop[matched] == character)
 
 
 def _check(stop: object) -> None:

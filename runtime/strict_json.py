@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from medusa_engine.runtime.errors import UserError
@@ -40,24 +41,48 @@ def read_json(path: Path, *, max_bytes: int, hint: str) -> object:
     return parse_json(text, source=str(path), hint=hint)
 
 
-def parse_json(text: str, *, source: str, hint: str) -> object:
+class Unfit:
+    """Stands for a number that does not fit, so that whoever knows its place can refuse it by name.
+
+    Args:
+        text: as it was written.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text[: _SHOWN_CHARACTERS + 1]
+
+
+def parse_json(text: str, *, source: str, hint: str, unfit: Callable[[str], object] | None = None) -> object:
     """Decode JSON text with the rules of `read_json`; `source` is named in every error.
+
+    Args:
+        text, source, hint: see above.
+        unfit: what a number that does not fit, or is none, is read as; None refuses it.
 
     Raises:
         UserError: the text is not strict JSON.
     """
 
     def refuse_constant(constant: str) -> object:
+        if unfit is not None:
+            return unfit(constant)
         raise UserError(f"{source}: {constant} is not a JSON number", hint)
 
-    def read_int(digits: str) -> int:
+    def read_int(digits: str) -> object:
         if len(digits) > _MAX_DIGITS:
+            if unfit is not None:
+                return unfit(digits)
             raise UserError(f"{source}: an integer of {len(digits)} digits does not fit", hint)
         return int(digits)
 
-    def read_float(digits: str) -> float:
+    def read_float(digits: str) -> object:
         value = float(digits)
         if not math.isfinite(value):
+            if unfit is not None:
+                return unfit(digits)
             raise UserError(f"{source}: number {digits[:_SHOWN_CHARACTERS]} does not fit", hint)
         return value
 

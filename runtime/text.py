@@ -155,8 +155,9 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise UserError(
-                f"{self._folder}: the tokenizer has no chat template",
+                "the tokenizer has no chat template",
                 f"pass a plain prompt, or put a {TEMPLATE_FILE} into the folder",
+                file=self._folder,
             )
         return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
 

@@ -21,7 +21,10 @@ DATA_PATTERNS = (
     "heads/*/*.safetensors",
     "heads/*/*.json",
 )
-HEAVY = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "tensorrt", "tensorrt_rtx", "cuda")
+HEAVY = (
+    *("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "tokenizers"),
+    *("tensorrt", "tensorrt_rtx", "cuda"),
+)
 SCRIPTS = sorted(
     script.name
     for script in importlib.metadata.distribution("medusa-engine").entry_points

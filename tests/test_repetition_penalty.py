@@ -10,22 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_invariants import check_cache, prefill_cache
 from command_checks import Commands
-from drafts import ObservedState, PlantedDrafts
+from policy_answers import TREE, check_planted_answer, sampled_ids
 from tiny_models import RANDOM_VOCAB, Exported
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import document_sha256, graph_names, read_manifest
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.sampling import draw, penalised_logits, processed_probabilities, uniforms
-from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.sampling import penalised_logits, processed_probabilities
 
 CASES: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "sampling" / "cases.json").read_text())
 PROMPT = [7, 3, 1, 3]
-TREE = parse_tree([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]], "a test's")
 TOKENS = 40
 
 
@@ -53,18 +49,6 @@ def greedy_ids(exported: Exported, prompt: Sequence[int], count: int, penalty: f
     return out[0, len(prompt) :].tolist()
 
 
-def sampled_ids(exported: Exported, prompt: Sequence[int], count: int, policy: AcceptancePolicy) -> list[int]:
-    """Plain sampling: transformers' logits behind each token, penalised in numpy, one draw each."""
-    tokens = list(prompt)
-    for _ in range(count):
-        with torch.inference_mode():
-            logits = exported.model(torch.tensor([tokens])).logits[0, -1].numpy()
-        scores = penalised_logits(logits, np.array(tokens), policy.repetition_penalty)
-        probabilities = processed_probabilities(scores, temperature=policy.temperature, top_p=policy.top_p)
-        tokens.append(int(draw(probabilities, uniforms(policy.seed, np.array([len(tokens) - 1]))[0])))
-    return tokens[len(prompt) :]
-
-
 @pytest.mark.parametrize("tree", [TREE, None], ids=["tree", "plain"])
 @pytest.mark.parametrize(
     "policy",
@@ -79,32 +63,13 @@ def sampled_ids(exported: Exported, prompt: Sequence[int], count: int, policy: A
 def test_whatever_is_drafted_an_answer_is_penalised_as_plain_decoding(
     every_graph: Exported, policy: AcceptancePolicy, tree: Any
 ) -> None:
-    engine = every_graph.engine
-    limits = engine.limits
-    count = TOKENS + limits.depth
+    count = TOKENS + every_graph.engine.limits.depth
     if policy.effective == "greedy":
         expected = greedy_ids(every_graph, PROMPT, count, policy.repetition_penalty)
         assert expected != greedy_ids(every_graph, PROMPT, count, 1.0)
     else:
         expected = sampled_ids(every_graph, PROMPT, count, policy)
-    drafts = PlantedDrafts(len(PROMPT), expected, limits.vocab_size, np.random.default_rng(0))
-    state = engine.backend.new_state()
-    state.use(policy)
-    decoding = Decoding(
-        state if tree is None else ObservedState(state, drafts),  # type: ignore[arg-type]
-        limits,
-        PROMPT,
-        plan=None if tree is None else TreePlan(tree, limits),
-        max_new_tokens=TOKENS,
-        stop_ids=frozenset(),
-    )
-    answer = [token for round_ in decoding for token in round_.token_ids]
-    assert answer == expected[:TOKENS]
-    check_cache(state, len(PROMPT) + TOKENS, prefill_cache(every_graph.model, [*PROMPT, *answer]))
-    if tree is not None:
-        published = [len(round_.token_ids) for round_ in decoding.rounds]
-        assert published[:-1] == drafts.published[:-1]
-        assert max(published) > 2
+    check_planted_answer(every_graph, PROMPT, expected, policy, tree)
 
 
 @pytest.mark.parametrize("speculation", [True, False])

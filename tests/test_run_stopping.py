@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command_checks import Commands
 
+from medusa_engine.runtime.cli import main as medusa_run
+
 ASK = ("--prompt", "hello", "--max-new-tokens", "12", "--ignore-eos")
 
 
@@ -29,6 +31,17 @@ def test_deadline_ends_the_answer(chat_bundle: Path, commands: Commands) -> None
     assert (answer["token_ids"], answer["finish_reason"]) == ([], "deadline")
     answer = json.loads(commands.run("--engine", chat_bundle, *ASK, "--json", "--deadline-ms", "1e9"))
     assert answer["finish_reason"] == "length"
+
+
+def test_an_answer_without_tokens_is_not_compared_by_its_speed(
+    chat_bundle: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for tokens, told in (("0", False), ("2", True)):
+        ask = ["--engine", str(chat_bundle), "--prompt", "hello", "--max-new-tokens", tokens, "--compare-plain"]
+        assert medusa_run(ask) == 0
+        lines = capfd.readouterr().err.splitlines()
+        assert any(line.startswith("same ids           yes") for line in lines)
+        assert any(line.startswith("speed ratio") for line in lines) == told
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from cache_invariants import check_cache, prefill_cache
 from command_checks import Commands
-from drafts import ObservedState, PlantedDrafts
+from policy_answers import TREE, check_planted_answer, sampled_ids
 from tiny_models import Exported
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import graph_names, read_manifest
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.sampling import draw, processed_probabilities, uniforms
-from medusa_engine.runtime.tree import parse_tree
 
 PROMPT = [7, 3, 1]
-TREE = parse_tree([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]], "a test's")
 POLICIES = [
     AcceptancePolicy("sample", seed=5),
     AcceptancePolicy("sample", seed=6, temperature=0.7, top_k=20, top_p=0.95),
@@ -31,48 +23,11 @@ POLICIES = [
 ]
 
 
-def sampled_ids(exported: Exported, prompt: Sequence[int], count: int, policy: AcceptancePolicy) -> list[int]:
-    """Plain sampling: transformers' logits behind each token, one draw each."""
-    tokens = list(prompt)
-    for _ in range(count):
-        with torch.inference_mode():
-            logits = exported.model(torch.tensor([tokens])).logits[0, -1].numpy()
-        probabilities = processed_probabilities(
-            logits,
-            temperature=policy.temperature,
-            top_k=policy.top_k,
-            top_p=policy.top_p,
-            min_p=policy.min_p,
-        )
-        uniform = uniforms(policy.seed, np.array([len(tokens) - 1]))  # of the last token's position
-        tokens.append(int(draw(probabilities, uniform[0])))
-    return tokens[len(prompt) :]
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_whatever_is_drafted_an_answer_is_that_of_plain_sampling(own_heads: Exported, policy: AcceptancePolicy) -> None:
-    limits = own_heads.engine.limits
-    expected = sampled_ids(own_heads, PROMPT, 40 + limits.depth, policy)
+    expected = sampled_ids(own_heads, PROMPT, 40 + own_heads.engine.limits.depth, policy)
     for tree in (TREE, None):
-        drafts = PlantedDrafts(len(PROMPT), expected, limits.vocab_size, np.random.default_rng(0))
-        state = own_heads.engine.backend.new_state()
-        state.use(policy)
-        decoding = Decoding(
-            state if tree is None else ObservedState(state, drafts),  # type: ignore[arg-type]
-            limits,
-            PROMPT,
-            plan=None if tree is None else TreePlan(tree, limits),
-            max_new_tokens=40,
-            stop_ids=frozenset(),
-        )
-        answer = [token for round_ in decoding for token in round_.token_ids]
-        assert answer == expected[:40]
-        tokens = [*PROMPT, *answer]
-        check_cache(state, len(tokens), prefill_cache(own_heads.model, tokens))
-        if tree is not None:
-            published = [len(round_.token_ids) for round_ in decoding.rounds]
-            assert published[:-1] == drafts.published[:-1]
-            assert max(published) > 2
+        check_planted_answer(own_heads, PROMPT, expected, policy, tree)
 
 
 def answer(exported: Exported, **options: Any) -> list[int]:

@@ -25,6 +25,7 @@ from medusa_engine.runtime.serve.errors import (
     naming,
     server_failure,
     to_json,
+    told,
 )
 from medusa_engine.runtime.serve.metrics import Metrics
 from medusa_engine.runtime.serve.options import ServeOptions
@@ -116,8 +117,7 @@ class AnswerEndpoint:
             await stream.aclose()
             self._metrics.failed()
             if isinstance(error, UserError):  # of a pass: the request was sound
-                message = f"{error.problem}: {error.hint}"
-                raise RequestError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR) from error
+                raise RequestError(told(error), status=HTTPStatus.INTERNAL_SERVER_ERROR) from error
             raise
         self._metrics.answered(stream.generation)
         return stream.generation

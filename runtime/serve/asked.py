@@ -14,7 +14,7 @@ from medusa_engine.runtime.serve.options import ServeOptions
 from medusa_engine.runtime.serve.policy_choice import choose_policy
 from medusa_engine.runtime.serve.prompts import chat_ids, completion_ids
 from medusa_engine.runtime.stop_strings import StopStrings
-from medusa_engine.runtime.strict_json import parse_json, shown
+from medusa_engine.runtime.strict_json import Unfit, parse_json, shown
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 MOST_STOP_STRINGS = 16
@@ -109,6 +109,7 @@ def read_request(body: bytes, engine: Engine, server: ServeOptions, *, chat: boo
         "deadline": deadline,
         "speculation": server.speculation,
         "tree": server.tree,
+        "adaptive": server.adaptive,
         "acceptance": policy,
     }
     return Asked(
@@ -143,7 +144,7 @@ def _parse(body: bytes) -> Fields:
     except UnicodeDecodeError as error:
         raise RequestError(f"the request's body: byte {error.start} is not UTF-8: send JSON in UTF-8") from error
     with naming(None):
-        return Fields(parse_json(text, source="the request's body", hint="send a JSON object"))
+        return Fields(parse_json(text, source="the request's body", hint="send a JSON object", unfit=Unfit))
 
 
 def _stop(given: Fields, engine: Engine) -> list[str]:
@@ -170,7 +171,7 @@ def _max_new_tokens(given: Fields, *, chat: bool) -> int | None:
 def _deadline(given: Fields, server: ServeOptions) -> float | None:
     """Seconds: the request's `deadline_ms` or the server's, whichever is shorter."""
     value = given.number("deadline_ms")
-    if value is not None and not value > 0:
+    if value is not None and not value / 1000 > 0:  # the smallest numbers are 0 s
         given.refuse("deadline_ms", value, "give a time above 0, in milliseconds")
     limits = [milliseconds for milliseconds in (value, server.deadline_ms) if milliseconds is not None]
     return min(limits) / 1000 if limits else None

@@ -15,21 +15,23 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from medusa_engine.runtime.command_line import add_provider, add_version, run_command
-from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.policy_options import add_policy_options, policy_of
 from medusa_engine.runtime.serve.options import ServeOptions
-from medusa_engine.runtime.tree import load_tree
+from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.utf8_file import read_utf8_file
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported where they are needed: loading them can be interrupted quietly
     import uvicorn
+
+    from medusa_engine.runtime.engine import Engine
 
 API_KEY_VARIABLE = "MEDUSA_API_KEY"
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LARGEST_PORT = 65535
+_MOST_SHUTDOWN_SECONDS = 86400
 _BACKLOG = 2048  # connections that the system holds until they are accepted
 
 
@@ -77,7 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
         default=10,
         help="time that answers have to end in after SIGINT or SIGTERM; default: %(default)s",
     )
-    parser.add_argument("--tree", type=Path, help="another tree, the engine stays as it is")
+    parser.add_argument("--tree", type=Path, help="verify this tree in every round; the engine stays as it is")
+    parser.add_argument(
+        "--no-adaptive",
+        action="store_true",
+        help="verify the bundle's first tree in every round; without it and --tree, answers change between the bundle's"
+        " trees and plain steps to what is fastest, the tokens stay the same",
+    )
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding: no tree, no heads")
     parser.add_argument("--threads", type=int, default=0, help="default: one per physical core")
     add_provider(parser)
@@ -101,12 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     import uvicorn
 
+    from medusa_engine.runtime.engine import Engine
     from medusa_engine.runtime.serve.app import make_app
 
     if options.tree and options.no_speculation:
         raise UserError("--tree and --no-speculation are given together", "drop one: plain decoding has no tree")
-    if options.shutdown_seconds < 0:
-        raise UserError(f"--shutdown-seconds is {options.shutdown_seconds}", "give 0 or more")
+    if not 0 <= options.shutdown_seconds <= _MOST_SHUTDOWN_SECONDS:
+        problem = f"--shutdown-seconds is {shown(options.shutdown_seconds)}"
+        raise UserError(problem, f"give 0 to {_MOST_SHUTDOWN_SECONDS}")
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     policy, api_key = policy_of(options), _api_key(options)
     with _listen(options.host, options.port) as listener:
@@ -150,6 +160,8 @@ def _api_key(options: argparse.Namespace) -> str | None:
 def _serve_options(
     options: argparse.Namespace, engine: Engine, policy: AcceptancePolicy, api_key: str | None
 ) -> ServeOptions:
+    from medusa_engine.runtime.tree import load_tree
+
     given = {field.name: getattr(options, field.name, None) for field in fields(policy) if field.name != "name"}
     return ServeOptions(
         model_name=engine.manifest.name if options.served_model_name is None else options.served_model_name,
@@ -160,6 +172,7 @@ def _serve_options(
         api_key=api_key,
         tree=load_tree(options.tree) if options.tree else None,
         speculation=not options.no_speculation,
+        adaptive=not options.no_adaptive,
         acceptance=policy.name,
         parameters={name: value for name, value in given.items() if value is not None},
     )
@@ -168,7 +181,7 @@ def _serve_options(
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens: before the engine is loaded, as an address in use need not wait for that."""
     if not 0 <= port <= _LARGEST_PORT:  # the system would take its last 16 bits
-        raise UserError(f"--port is {port}", f"give 0, for a free one, to {_LARGEST_PORT}")
+        raise UserError(f"--port is {shown(port)}", f"give 0, for a free one, to {_LARGEST_PORT}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
@@ -179,8 +192,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _announce(listener: socket.socket, served: ServeOptions) -> None:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"{served.model_name} at http://{shown}:{port}/v1", flush=True)
+    address = f"[{host}]" if ":" in host else host
+    print(f"{served.model_name} at http://{address}:{port}/v1", flush=True)
     if served.api_key is None and not (host.startswith("127.") or host == "::1"):
         print("note: no --api-key: whoever reaches this address may use it", file=sys.stderr)
 

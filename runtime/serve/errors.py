@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from starlette.responses import Response
 
 from medusa_engine.runtime.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 
 class RequestError(Exception):
@@ -67,7 +70,14 @@ def naming(param: str | None, *, status: int = HTTPStatus.BAD_REQUEST, code: str
     try:
         yield
     except UserError as error:
-        raise RequestError(f"{error.problem}: {error.hint}", param=param, status=status, code=code) from error
+        raise RequestError(told(error), param=param, status=status, code=code) from error
+
+
+def told(error: UserError) -> str:
+    """What a client is told of an error: files of the server are named in its log alone."""
+    if error.problem != error.problem_without_file:
+        _log.warning("%s: %s", error.problem, error.hint)
+    return f"{error.problem_without_file}: {error.hint}"
 
 
 def to_json(document: object) -> bytes:

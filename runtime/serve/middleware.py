@@ -67,14 +67,15 @@ class RequireKey:
 
     def __init__(self, app: ASGIApp, *, api_key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {api_key}".encode()
+        self._expected = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        if secrets.compare_digest(given, self._expected):
+        scheme, _, key = given.partition(b" ")
+        if scheme.lower() == b"bearer" and secrets.compare_digest(key.lstrip(b" "), self._expected):
             await self._app(scope, receive, send)
             return
         error = RequestError(

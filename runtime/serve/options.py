@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import GREEDY
-from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.strict_json import shown
+
+if TYPE_CHECKING:
+    from medusa_engine.runtime.tree import Tree
 
 _MOST_SESSIONS = 1024
 _MOST_QUEUED = 1 << 20
@@ -28,6 +31,7 @@ class ServeOptions:
         api_key: that requests have to bring; None asks for none.
         tree: another tree than the bundle's.
         speculation: False decodes plainly.
+        adaptive: False verifies the bundle's first tree in every round.
         acceptance: policy of requests that do not choose one.
         parameters: of that policy, those that are not its defaults.
 
@@ -43,6 +47,7 @@ class ServeOptions:
     api_key: str | None = field(default=None, repr=False)
     tree: Tree | None = None
     speculation: bool = True
+    adaptive: bool = True
     acceptance: str = GREEDY
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
@@ -54,9 +59,9 @@ class ServeOptions:
         ):
             value = getattr(self, name)
             if not least <= value <= most:
-                raise UserError(f"{name} is {value}", f"give a whole number from {least} to {most}")
-        if self.deadline_ms is not None and not self.deadline_ms > 0:  # NaN is not
-            raise UserError(f"the deadline is {self.deadline_ms} ms", "give a time above 0")
+                raise UserError(f"{name} is {shown(value)}", f"give a whole number from {least} to {most}")
+        if self.deadline_ms is not None and not self.deadline_ms / 1000 > 0:  # NaN is not
+            raise UserError(f"deadline_ms is {shown(self.deadline_ms)}", "give a time above 0")
         if not self.model_name:
             raise UserError("the served model name is empty", "give at least one character")
         if self.api_key is not None and not self.api_key:

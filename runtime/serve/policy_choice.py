@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from medusa_engine.runtime.engine import Engine
-from medusa_engine.runtime.policy import GREEDY, SAMPLE, AcceptancePolicy
+from medusa_engine.runtime.policy import GREEDY, PARAMETERS, SAMPLE, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.serve.errors import RequestError, naming
 from medusa_engine.runtime.serve.fields import Fields
 from medusa_engine.runtime.serve.options import ServeOptions
@@ -37,10 +37,11 @@ def choose_policy(given: Fields, engine: Engine, server: ServeOptions) -> Accept
         AcceptancePolicy(policy_name)
     for name, value in parameters.items():
         with naming(name):
-            AcceptancePolicy(policy_name, **{name: value})
+            AcceptancePolicy(TYPICAL, **{name: value})  # which takes every parameter
     inherited = (*_PARAMETERS,) if policy_name == server.acceptance else (_PENALTY,)
     defaults = {name: value for name, value in server.parameters.items() if name in inherited}
-    policy = AcceptancePolicy(policy_name, **{**defaults, **parameters})
+    taken = {name: value for name, value in {**defaults, **parameters}.items() if name in PARAMETERS[policy_name]}
+    policy = AcceptancePolicy(policy_name, **taken)
     _refuse_idle(policy, parameters, strict=acceptance is not None and parameters.get("temperature") != 0)
     with naming(asker):
         engine.check_policy(policy, speculation=server.speculation)

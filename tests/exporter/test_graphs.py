@@ -252,6 +252,11 @@ def test_the_rounds_of_every_policy_do_so(own_heads: Exported) -> None:
     assert {bool(graph.branches) for graph in graphs if "tree_indices" not in graph.types} == {False}
 
 
+def test_the_step_has_no_drafts_to_keep_from_one_another(round_graph: Graph, step_graph: Graph) -> None:
+    assert round_graph.counts()["", "IsNaN"] == round_graph.counts()["medusa", "CompactAppendKV"]
+    assert step_graph.counts()["", "IsNaN"] == 0
+
+
 def test_the_step_takes_no_tree(step_graph: Graph) -> None:
     assert not set(ROUND_INPUTS) & {value.name for value in step_graph.model.graph.input}
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.session import Session
 
@@ -40,6 +43,50 @@ def test_passes_do_not_run_on_the_thread_of_the_event_loop(
 
     asyncio.run(answer())
     assert threads and threading.get_ident() not in threads
+
+
+def test_the_engine_is_loaded_on_the_thread_of_the_first_pass(
+    own_heads: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.open(own_heads.bundle, threads=1)
+    load, threads = engine.backend.load, []
+
+    def watched(**options: Any) -> None:
+        threads.append(threading.get_ident())
+        load(**options)
+
+    monkeypatch.setattr(engine.backend, "load", watched)
+
+    async def answer() -> Any:
+        with pytest.raises(UserError, match="the prompt is empty"):
+            engine.astream(prompt_ids=[])
+        stream = engine.astream(prompt_ids=PROMPT, max_new_tokens=2)
+        assert not threads
+        async for _ in stream:
+            pass
+        return stream.generation
+
+    assert asyncio.run(answer()).timings.load > 0
+    assert threads and threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("speculation", [True, False])
+def test_a_graph_that_does_not_load_ends_the_answer_and_no_other(
+    own_heads: Exported, tmp_path: Path, speculation: bool
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(own_heads.bundle, bundle)
+    graph = bundle / ("round.onnx" if speculation else "step.onnx")
+    graph.write_bytes(bytes(graph.stat().st_size))
+    engine = Engine.open(bundle, threads=1, verify=False)
+    ask: Any = {"prompt_ids": PROMPT, "max_new_tokens": 4}
+    with engine.session() as session:
+        expected = session.generate(**ask, speculation=not speculation).token_ids
+        stream = session.stream(prompt_ids=[*session.token_ids, 5], speculation=speculation)
+        with pytest.raises(UserError, match="does not load") as refused:
+            next(stream)
+        assert str(graph) in refused.value.problem and str(bundle) not in refused.value.problem_without_file
+        assert session.generate(**ask, speculation=not speculation).token_ids == expected
 
 
 def test_a_cancelled_answer_leaves_the_session_exact(own_heads: Exported, monkeypatch: pytest.MonkeyPatch) -> None:

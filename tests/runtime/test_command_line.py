@@ -74,6 +74,26 @@ def test_interruption_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "medusa-try: interrupted\n"
 
 
+@pytest.mark.parametrize("command", ["cli", "serve.cli"])
+def test_a_command_loads_its_libraries_where_it_can_be_interrupted(command: str) -> None:
+    program = (
+        "import os, signal, sys\n"
+        f"from medusa_engine.runtime.{command} import main\n"
+        "early = {'numpy', 'onnxruntime', 'tokenizers', 'uvicorn'} & set(sys.modules)\n"
+        "assert not early, early\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupting:\n"  # while numpy is being loaded
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.exit(main(['--engine', 'no/such/engine']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.endswith(": interrupted\n") and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_the_work_as_an_exception_does(number: signal.Signals) -> None:
     before = signal.getsignal(number)

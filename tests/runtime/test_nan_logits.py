@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from command_checks import Commands
 from nan_weights import EMBEDDING, LM_HEAD, with_nan_row
@@ -12,7 +13,7 @@ from nan_weights import EMBEDDING, LM_HEAD, with_nan_row
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree import TreeBuffers, parse_tree
 
 if TYPE_CHECKING:
     from tiny_models import Exported
@@ -84,9 +85,50 @@ def test_what_came_before_is_streamed_and_an_answer_that_is_complete_is_no_error
     with pytest.raises(RuntimeError, match="ended by an error"):
         _ = stream.generation
     assert tokens == whole[: len(tokens)]
-    if not way[1]:  # a draft may bring the fault into a round before its turn
-        assert len(tokens) == index + 1
-        assert engine.generate(max_new_tokens=index + 1, **ask).finish_reason == "length"
+    assert len(tokens) == index + 1
+    assert engine.generate(max_new_tokens=index + 1, **ask).finish_reason == "length"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("policy", ["greedy", "sample", "rejection", "typical"])
+def test_a_rejected_draft_whose_logits_are_nan_does_no_harm(
+    every_graph: Exported, tmp_path: Path, policy: str, value: float
+) -> None:
+    ask: dict[str, Any] = {"prompt_ids": PROMPT, "max_new_tokens": 24, **options(policy, True)}
+    drafts: list[int] = []
+    with every_graph.engine.session() as session:
+        stream = session.stream(**ask)
+        for _ in stream:
+            drafts += session._state.proposed()[1:].tolist()
+        expected = stream.generation
+    seen = {*PROMPT, *expected.token_ids}
+    in_vain = next(token for token in drafts[: len(drafts) // 2] if token not in seen)
+    engine = Engine.open(with_nan_row(every_graph.bundle, tmp_path / "bundle", EMBEDDING, in_vain, value), threads=1)
+    answer = engine.generate(**ask)
+    assert (answer.token_ids, answer.published_per_round) == (expected.token_ids, expected.published_per_round)
+    with pytest.raises(UserError, match=MESSAGE):
+        engine.generate(**{**ask, "prompt_ids": [in_vain, *[5] * 300]})  # in another chunk than the last token
+
+
+def test_an_accepted_draft_whose_logits_are_nan_is_no_part_of_the_next_turn(
+    own_heads: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = own_heads.engine.generate(prompt_ids=PROMPT, max_new_tokens=3).token_ids
+    assert whole[2] not in (*PROMPT, *whole[:2])
+    engine = Engine.open(with_nan_row(own_heads.bundle, tmp_path / "bundle", EMBEDDING, whole[2]), threads=1)
+    with engine.session() as session:
+        round_ = session._state.round
+
+        def planted(*trees: TreeBuffers) -> None:
+            session._state.slot.input_ids[0, 1:3] = whole[1:]
+            round_(*trees)
+
+        monkeypatch.setattr(session._state, "round", planted)
+        answer = session.generate(prompt_ids=PROMPT, max_new_tokens=3, tree=TREE)
+        assert (answer.token_ids, answer.published_per_round) == (whole, [3])
+        monkeypatch.undo()
+        with pytest.raises(UserError, match=MESSAGE):
+            session.generate(prompt_ids=[*PROMPT, *whole, 5], max_new_tokens=1)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -36,14 +36,47 @@ REFUSED = [
     {"posterior_alpha": float("inf")},
     {"typical_root": "sampled"},
     {"name": "best"},
+    {"name": "best" * 1000},
+    {"seed": 10**300},
+    {"top_k": -(10**5000)},
+    {"temperature": 10**5000},
+    {"posterior_alpha": 10**400},
+    {"min_p": [0.1] * 1000},
+]
+IDLE = [
+    ("greedy", {"temperature": 0.7}),
+    ("greedy", {"top_k": 5}),
+    ("greedy", {"top_p": 0.9}),
+    ("greedy", {"min_p": 0.1}),
+    ("greedy", {"posterior_alpha": 0.2}),
+    ("sample", {"posterior_threshold": 0.2}),
+    ("sample", {"typical_root": "drawn"}),
+    ("rejection", {"posterior_alpha": 0.2}),
 ]
 
 
-@pytest.mark.parametrize("parameters", REFUSED, ids=str)
+@pytest.mark.parametrize("parameters", REFUSED, ids=lambda parameters: next(iter(parameters)))
 def test_a_parameter_out_of_range_is_refused_by_name(parameters: dict[str, Any]) -> None:
     (name,) = parameters
-    with pytest.raises(UserError, match=f"^{'acceptance' if name == 'name' else name} is "):
+    with pytest.raises(UserError, match=f"^{'acceptance' if name == 'name' else name} is ") as refused:
         AcceptancePolicy(**{"name": "sample"} | parameters)
+    assert len(refused.value.problem) < 80
+
+
+@pytest.mark.parametrize(("policy", "parameters"), IDLE, ids=str)
+def test_a_parameter_that_the_policy_does_not_take_is_refused_by_name(policy: str, parameters: dict[str, Any]) -> None:
+    (name,) = parameters
+    with pytest.raises(UserError, match=f"^{name} is .*acceptance {policy} has no such parameter") as refused:
+        AcceptancePolicy(policy, **parameters)
+    assert "typical" in refused.value.hint
+    assert AcceptancePolicy(policy, **{name: getattr(AcceptancePolicy, name)}) is not None  # its default
+    assert AcceptancePolicy("typical", **parameters) is not None
+
+
+def test_a_temperature_of_0_and_a_seed_go_with_every_policy() -> None:
+    for policy in ("greedy", "sample", "rejection", "typical"):
+        assert AcceptancePolicy(policy, temperature=0, seed=3).effective == "greedy"
+    assert parse("--temperature", "0").effective == "greedy"
 
 
 def test_only_the_logits_that_a_filter_needs_are_sorted() -> None:
@@ -77,7 +110,7 @@ def test_options_choose_the_policy() -> None:
     [
         (("--temperature", "0.5"), "--temperature is given, but --acceptance greedy"),
         (("--acceptance", "sample", "--posterior-alpha", "1"), "--posterior-alpha is given"),
-        (("--acceptance", "best"), "acceptance is 'best'"),
+        (("--acceptance", "best"), 'acceptance is "best"'),
         (("--acceptance", "sample", "--top-p", "0"), "top_p is 0.0"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from medusa_engine.runtime import stop_strings
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.stop_strings import StopStrings
 
@@ -38,6 +39,22 @@ def test_without_stop_strings_everything_passes_at_once() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(UserError, match="empty"):
         StopStrings(["x", ""])
+
+
+def test_many_long_stop_strings_cost_no_more_per_character_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    longer = stop_strings._Progress._longer
+
+    def counted(progress: stop_strings._Progress, matched: int, character: str) -> int:
+        nonlocal steps
+        steps += 1
+        return longer(progress, matched, character)
+
+    stops = StopStrings([f"{'a' * 1000}{index:024}" for index in range(64)])
+    assert stops.push("a" * 1000) == ""
+    monkeypatch.setattr(stop_strings._Progress, "_longer", counted)
+    assert [stops.push("a"), stops.push("00"), stops.push("b")] == ["a", "", f"{'a' * 1000}00b"]
+    assert steps == 64 * 4
 
 
 def end_by_definition(text: str, stops: list[str]) -> tuple[str, str | None]:

@@ -17,6 +17,8 @@ import pytest
 from command_checks import check_refused
 from serving import TIMEOUT_SECONDS
 
+from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.serve import cli as serve_cli
 from medusa_engine.runtime.serve.cli import API_KEY_VARIABLE, main
 
@@ -97,6 +99,8 @@ def test_log_level_info_logs_requests_to_standard_error(chat_bundle: Path) -> No
         (["--max-queue", "-1"], "max_queue"),
         (["--deadline-ms", "nan"], "deadline"),
         (["--shutdown-seconds", "-1"], "--shutdown-seconds"),
+        (["--shutdown-seconds", "1" * 300], "--shutdown-seconds"),
+        (["--deadline-ms", "5e-324"], "deadline_ms"),
         (["--served-model-name", ""], "model name"),
         (["--api-key", ""], "--api-key"),
         (["--api-key", "two words"], "--api-key"),
@@ -131,6 +135,15 @@ def test_address_in_use_is_refused_before_the_engine_is_opened(capfd: pytest.Cap
     check_refused(status, capfd.readouterr().err, "medusa-serve", str(port), "in use")
 
 
+def test_speculation_is_chosen_as_for_an_answer_of_the_command(chat_bundle: Path) -> None:
+    engine = Engine.open(chat_bundle, threads=1)
+    chosen = {"--no-adaptive": (False, True), "--no-speculation": (True, False), "--no-verify": (True, True)}
+    for given, expected in chosen.items():
+        options = serve_cli.build_parser().parse_args(["--engine", str(chat_bundle), given])
+        served = serve_cli._serve_options(options, engine, AcceptancePolicy(), None)
+        assert (served.adaptive, served.speculation) == expected
+
+
 def test_without_the_extra_the_command_names_it_in_two_lines(chat_bundle: Path) -> None:
     done = without_extra("sys.exit(main(sys.argv[1:]))", "--engine", chat_bundle, "--port", "0")
     check_refused(done.returncode, done.stderr, "medusa-serve", "uvicorn")
@@ -156,8 +169,6 @@ def without_extra(statement: str, *arguments: str | Path) -> subprocess.Complete
 
 def test_server_of_a_thread_leaves_the_threads_it_found(chat_bundle: Path) -> None:
     from serving import serving
-
-    from medusa_engine.runtime.engine import Engine
 
     engine = Engine.open(chat_bundle, threads=1)
     before = set(threading.enumerate())
