@@ -18,6 +18,7 @@ from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
+    ONNXRUNTIME,
     Manifest,
     read_manifest,
     verify_files,
@@ -38,7 +39,7 @@ class Engine:
     """An exported model, shared by any number of sessions.
 
     Use `Engine.open`. Answers on several threads are independent: each has its own cache of
-    `limits.cache_bytes` bytes, or that of its `session`. Loggers below `medusa_engine` tell what is done; they are
+    `manifest.cache_bytes` bytes, or that of its `session`. Loggers below `medusa_engine` tell what is done; they are
     silent unless the program sets their level.
 
     Attributes:
@@ -84,6 +85,11 @@ class Engine:
         if not 0 <= threads <= MOST_THREADS:
             raise UserError(f"threads is {threads}", f"give 0 (one per physical core) to {MOST_THREADS}")
         manifest = read_manifest(folder)
+        if manifest.target != ONNXRUNTIME:
+            raise UserError(
+                f"{folder}: a bundle for {manifest.target}, which ONNX Runtime does not run",
+                f"build a plan from it with medusa-build {folder} -o {folder}.plan, and give that",
+            )
         verify_files(folder, manifest, hashes=verify)
         engine = cls(folder, manifest, threads=threads)
         engine._unreported_seconds = time.perf_counter() - started
