@@ -52,7 +52,7 @@ def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
             "check the checkpoint: weights that are NaN or infinite cannot be decoded with",
         )
 
-    session = _GraphSession(graph, shape)
+    session = GraphSession(graph, shape)
     got = [session.run(tokens[:chunk], np.arange(chunk), np.tri(chunk, dtype=np.bool_))]
     expected = [one[:chunk]]
     if chunk < room:
@@ -72,7 +72,7 @@ def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
     return difference
 
 
-class _GraphSession:
+class GraphSession:
     """The round graph, pass by pass; the state goes back in as in the runtime, through copies."""
 
     def __init__(self, graph: Path, shape: RoundShape) -> None:

@@ -8,6 +8,8 @@ the order is all but certain to be gone after rounding to fp32 (seen: 0 of 200 r
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers.modeling_utils import AttentionInterface
 
@@ -49,6 +51,7 @@ def exact_tree_attention(
     return out.transpose(1, 2), None
 
 
-def register_exact_attention() -> None:
-    """Make `attn_implementation=EXACT_ATTENTION_NAME` known to transformers."""
+def use_exact_attention(model: Any) -> None:
+    """Let a transformers model that was loaded with another attention function compute it so."""
     AttentionInterface.register(EXACT_ATTENTION_NAME, exact_tree_attention)
+    model.set_attn_implementation(EXACT_ATTENTION_NAME)

@@ -16,7 +16,7 @@ import pytest
 EXPORT = [sys.executable, "-m", "medusa_engine.exporter.cli"]
 RUN = [sys.executable, "-m", "medusa_engine.runtime.cli"]
 
-_PROGRESS = re.compile(r"(loading|tracing|fusing|comparing|writing) .*\.\.\. ?(\d+ s)?")
+_PROGRESS = re.compile(r"(loading|tracing|comparing|quantising|writing) .*\.\.\. ?(\d+ s)?")
 
 
 def check_refused(status: int, stderr: str, command: str, *named: str | Path) -> None:

@@ -42,9 +42,7 @@ def projection(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None
 
 def _fuse(graph: ir.Graph, rows: ir.Value, nodes: list[ir.Node]) -> None:
     weights = [node.inputs[1].const_value.numpy() for node in nodes]
-    fused = ir.Value(
-        name=f"{nodes[0].inputs[1].name}.fused", const_value=ir.tensor(np.concatenate(weights, axis=1))
-    )
+    fused = ir.Value(name=f"{nodes[0].inputs[1].name}.fused", const_value=ir.tensor(np.concatenate(weights, axis=1)))
     fused.shape, fused.dtype = fused.const_value.shape, fused.const_value.dtype
     graph.register_initializer(fused)
     outputs = [node.outputs[0] for node in nodes]

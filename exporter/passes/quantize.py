@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from medusa_engine.exporter.passes.idle_heads import ancestors
 from medusa_engine.exporter.passes.projections import projection
-from medusa_engine.exporter.settings import INT4, INT8
+from medusa_engine.exporter.settings import INT4
 
 CONTRIB_DOMAIN = "com.microsoft"
 BLOCK = 32  # weights of int4 that share a scale
@@ -90,8 +90,8 @@ def _quantise_rows(tape: ir.tape.Tape, rows: ir.Value, *, guarded: bool) -> _Row
     """Each row by its own largest magnitude, so that no row depends on the others of a pass.
 
     Args:
-        guarded: a row that is not finite gets the scale NaN. A maximum may leave NaN out; elsewhere the rows themselves,
-            to which the products are added, keep it.
+        guarded: a row that is not finite gets the scale NaN. A maximum may leave NaN out; elsewhere the residual
+            stream, to which the products are added, keeps it.
     """
     rank = len(rows.shape)
     axis = rank - 2  # of the rows: [R, K] or [1, N, K]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import pytest
 from command_checks import Commands
+from faulty_weights import with_row
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import document_sha256, file_sha256
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.tree import parse_tree
 
@@ -36,20 +33,7 @@ def options(policy: str, speculation: bool) -> dict[str, Any]:
 
 
 def with_nan_row(source: Path, target: Path, weight: str, row: int) -> Path:
-    """A copy of a bundle with NaN in one row of one weight, as if it had been exported so."""
-    shutil.copytree(source, target)
-    graph = onnx.load(target / "round.onnx", load_external_data=False).graph
-    (tensor,) = (tensor for tensor in graph.initializer if tensor.name.endswith(weight))
-    (offset,) = (int(entry.value) for entry in tensor.external_data if entry.key == "offset")
-    weights = np.memmap(target / "weights.bin", np.float32, "r+", offset, tuple(tensor.dims))
-    weights[row] = np.nan
-    weights.flush()
-    path = target / "manifest.json"
-    document = json.loads(path.read_text())
-    document["files"]["weights.bin"]["sha256"] = file_sha256(target / "weights.bin")
-    del document["sha256"]
-    path.write_text(json.dumps(document | {"sha256": document_sha256(document)}))
-    return target
+    return with_row(source, target, weight, row, np.nan)
 
 
 @pytest.fixture(scope="module")
