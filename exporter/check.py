@@ -119,12 +119,12 @@ def check_logits(reference: Reference, graph: Path, shape: RoundShape) -> float:
 
 def _difference(reference: Reference, graph: Path, shape: RoundShape, dtype: type[np.floating[Any]]) -> float:
     """The largest, relative to the largest logit."""
-    session = _GraphSession(graph, shape, dtype)
+    session = GraphSession(graph, shape, dtype)
     got = np.concatenate([session.run(*inputs) for inputs in reference.passes])
     return float(np.abs(got - reference.logits).max() / max(np.abs(reference.logits).max(), 1e-9))
 
 
-class _GraphSession:
+class GraphSession:
     """The round graph, pass by pass; the state goes back in as in the runtime, through copies."""
 
     def __init__(self, graph: Path, shape: RoundShape, dtype: type[np.floating[Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,18 +12,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 import transformers
 
 from medusa_engine.exporter import bundle, checkpoint, graphs
 from medusa_engine.exporter.backbone import check_backbone
 from medusa_engine.exporter.check import check_logits, reference_logits
+from medusa_engine.exporter.check_rows import check_rows
+from medusa_engine.exporter.exact_attention import use_exact_attention
 from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
-from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings, check_settings
+from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, QUANTISED, ExportSettings, check_settings
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
@@ -84,27 +88,42 @@ def export(settings: ExportSettings) -> Path:
             stop_ids = checkpoint.stop_token_ids(model, tokenizer)
             checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
             fixed = settings.target == TENSORRT
-            shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, dtype=dtype)
+            quantised = settings.weights in QUANTISED
+            shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, exact=quantised, dtype=dtype)
             for name, tree in zip(tree_names(len(trees)), trees, strict=True):
                 _write_tree(folder / name, tree)
         with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, model):
+            if shape.exact:
+                use_exact_attention(model)
             medusa_heads = MedusaHeads(heads, model.get_output_embeddings())
             round_module = Round(
                 model, medusa_heads, shape, settings.policies, repetition_penalty=settings.repetition_penalty
             )
             traced = trace_round(round_module)
+        probe = (folder / "check" if quantised else folder) / "check.onnx"
         with _stage("fusing and writing graphs and weights"), _traceable(source, model):
             graphs.finish_graph(traced, shape)
-            graphs.write_weights(traced, folder)
-            for name in _graph_names(settings):
-                graphs.write_graph(traced, folder / _graph_file(name), shape, graph_name=name)
-        with _stage("comparing logits with transformers"), _traceable(source, model):
-            probe = folder / "check.onnx"
+            probe.parent.mkdir(exist_ok=True)
+            graphs.write_weights(traced, probe.parent)
             graphs.write_graph(traced, probe, shape, graph_name="round", logits=True)
+            if not quantised:
+                _write_graphs(traced, folder, shape, settings)
+                del traced
+        with _stage("comparing logits with transformers"), _traceable(source, model):
             reference = reference_logits(model, shape)
-            del traced, round_module, medusa_heads
+            del round_module, medusa_heads
             check_logits(reference, probe, shape)
             probe.unlink()
+        if quantised:
+            with _stage(f"quantising to {settings.weights}, comparing rows of a tree with plain decoding"):
+                graphs.quantize(traced, settings.weights)
+                graphs.write_weights(traced, folder)
+                shutil.rmtree(probe.parent)
+                probe = folder / "check.onnx"
+                graphs.write_graph(traced, probe, shape, graph_name="round", logits=True)
+                check_rows(probe, shape)
+                probe.unlink()
+                _write_graphs(traced, folder, shape, settings)
         with _stage("writing the manifest"):
             manifest = _manifest(target.name, limits, source, model, heads, folder, settings)
             bundle.write_manifest(folder, manifest)
@@ -188,6 +207,11 @@ def _graph_names(settings: ExportSettings) -> list[str]:
     return graph_names(settings.policies, repetition_penalty=settings.repetition_penalty, target=settings.target)
 
 
+def _write_graphs(traced: ir.Model, folder: Path, shape: RoundShape, settings: ExportSettings) -> None:
+    for name in _graph_names(settings):
+        graphs.write_graph(traced, folder / _graph_file(name), shape, graph_name=name)
+
+
 def _graph_file(name: str) -> str:
     return f"{name}.onnx"
 
@@ -205,6 +229,7 @@ def _manifest(
         name=name,
         target=settings.target,
         dtype=settings.dtype,
+        weights=settings.weights,
         limits=limits,
         model={
             "name": source.name,

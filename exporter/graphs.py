@@ -14,6 +14,8 @@ from medusa_engine.exporter.passes.fuse import FusePass
 from medusa_engine.exporter.passes.idle_heads import IdleHeadsPass
 from medusa_engine.exporter.passes.live_rows import LiveRowsPass
 from medusa_engine.exporter.passes.no_drafts import NoDraftsPass
+from medusa_engine.exporter.passes.projections import FuseProjectionsPass
+from medusa_engine.exporter.passes.quantize import CONTRIB_DOMAIN, QuantizePass
 from medusa_engine.exporter.passes.wide_norms import WideNormsPass
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.trace import OPSET, cache_names
@@ -45,7 +47,7 @@ _INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 def finish_graph(model: ir.Model, shape: RoundShape) -> None:
     """Run the passes, add the body of the compaction operator, drop the tracer's notes; in place."""
     FusePass()(model)
-    for graph_pass in (WideNormsPass(), FirstArgMaxPass()) if shape.fixed else (LiveRowsPass(),):
+    for graph_pass in (WideNormsPass(), FirstArgMaxPass()) if shape.fixed else (FuseProjectionsPass(), LiveRowsPass()):
         graph_pass(model)
     function = ir.serde.deserialize_function(compact_append_kv_function())
     model.functions[function.identifier()] = function
@@ -55,6 +57,12 @@ def finish_graph(model: ir.Model, shape: RoundShape) -> None:
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
         node.doc_string = None
+
+
+def quantize(model: ir.Model, precision: str) -> None:
+    """Make the weight matrices of the backbone `int8` or `int4`; in place."""
+    QuantizePass(precision, LOGITS_OUTPUT)(model)
+    RemoveUnusedNodesPass()(model)
 
 
 def write_weights(model: ir.Model, folder: Path) -> None:
@@ -107,10 +115,11 @@ def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, graph_name: s
 def check_graph(model: ir.Model, shape: RoundShape) -> None:
     """Raise RuntimeError unless each layer has one cache node and one attention, all in standard operators."""
     counts = Counter((node.domain, node.op_type) for node in model.graph.all_nodes())
-    foreign = sorted({domain for domain, _ in counts} - {"", DOMAIN})
+    known = {("", None), (DOMAIN, OP_TYPE), (CONTRIB_DOMAIN, "MatMulNBits")}
+    foreign = sorted(f"{domain}.{name}" for domain, name in counts if domain and (domain, name) not in known)
     if foreign:
-        raise RuntimeError(f"the graph has nodes of the domains {foreign}")
-    for operator in ((DOMAIN, OP_TYPE), ("", "Attention")):
+        raise RuntimeError(f"the graph has the nodes {foreign}")
+    for operator in ((DOMAIN, OP_TYPE), *([] if shape.exact else [("", "Attention")])):
         if counts[operator] != shape.layers:
             raise RuntimeError(f"the graph has {counts[operator]} {operator[1]} nodes for {shape.layers} layers")
     if model.graph.opset_imports[""] != OPSET:

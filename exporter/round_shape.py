@@ -23,6 +23,7 @@ class RoundShape:
         stop_ids: S where shapes are fixed.
         fixed: every size but N and R is fixed, attention covers the whole cache, and nothing depends on data: for
             TensorRT. Else the numbers of rows, paths and candidates are free, and attention reads the live rows alone.
+        exact: a row's logits are the same bits in every pass, see `exact_attention.py`.
         dtype: of weights, cache and mask; logits are compared in fp32.
     """
 
@@ -36,10 +37,11 @@ class RoundShape:
     vocab_size: int
     stop_ids: int = 1
     fixed: bool = False
+    exact: bool = False
     dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, limits: Limits, *, stop_ids: int, fixed: bool, dtype: torch.dtype) -> RoundShape:
+    def of(cls, limits: Limits, *, stop_ids: int, fixed: bool, exact: bool, dtype: torch.dtype) -> RoundShape:
         return cls(
             layers=limits.layers,
             kv_heads=limits.kv_heads,
@@ -51,6 +53,7 @@ class RoundShape:
             vocab_size=limits.vocab_size,
             stop_ids=max(1, stop_ids),
             fixed=fixed,
+            exact=exact,
             dtype=dtype,
         )
 

@@ -14,7 +14,10 @@ from medusa_engine.runtime.strict_json import shown
 DEFAULT_MAX_LENGTH = 2048
 MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
 MOST_RANKS = {TENSORRT: 3840}  # k of its TopK
-PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # as users call them -> dtype
+INT8, INT4 = "int8", "int4"
+QUANTISED = (INT8, INT4)  # weight matrices of fewer bits; everything else is fp32
+# as users call them -> dtype of the cache and of what is computed with
+PRECISIONS = {"fp32": "float32", INT8: "float32", INT4: "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class ExportSettings:
         acceptance: policies that are chosen from at run time; greedy is always one.
         repetition_penalty: also export the graphs that penalise repetition.
         target: what will run the graphs, of TARGET_DTYPES.
-        precision: of weights and cache, of PRECISIONS; None for the first that the target has.
+        precision: of PRECISIONS; None for the first that the target has.
         force: replace a bundle that exists.
     """
 
@@ -59,8 +62,13 @@ class ExportSettings:
 
     @property
     def dtype(self) -> str:
-        """Of weights and cache, as the manifest says it."""
+        """Of the cache and of what is computed with, as the manifest says it."""
         return TARGET_DTYPES[self.target][0] if self.precision is None else PRECISIONS[self.precision]
+
+    @property
+    def weights(self) -> str:
+        """Of the weight matrices, as the manifest says it."""
+        return self.precision if self.precision in QUANTISED else self.dtype
 
 
 def check_settings(settings: ExportSettings) -> None:

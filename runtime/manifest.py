@@ -25,6 +25,11 @@ TARGET_DTYPES = {
     ONNXRUNTIME: ("float32",),
     TENSORRT: ("float16", "bfloat16"),
 }  # of weights and cache, the default first
+WEIGHT_FORMATS = {
+    "float32": ("float32", "int8", "int4"),
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+}  # by dtype
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 LARGEST_LIMIT = 1 << 31  # every size is below
 
@@ -76,7 +81,8 @@ class Manifest:
     Attributes:
         name: what the bundle is called.
         target: what runs its graphs: "onnxruntime", as they are, or "tensorrt", once medusa-build made a plan of them.
-        dtype: of weights and cache: "float32", "float16" or "bfloat16".
+        dtype: of the cache and of what is computed with: "float32", "float16" or "bfloat16".
+        weights: of the weight matrices: the dtype, "int8" or "int4".
         limits: sizes fixed in the graphs.
         model, heads, tools: provenance: sources, hashes, versions.
         graphs: graph name -> file name.
@@ -89,6 +95,7 @@ class Manifest:
     name: str
     target: str
     dtype: str
+    weights: str
     limits: Limits
     model: Mapping[str, Any]
     heads: Mapping[str, Any]
@@ -179,7 +186,12 @@ def parse_manifest(document: object, path: Path) -> Manifest:
         return document[name]
 
     target, dtype = field_of("target", str), field_of("dtype", str)
-    for name, value, known in (("target", target, TARGET_DTYPES), ("dtype", dtype, TARGET_DTYPES.get(target, ()))):
+    weights = field_of("weights", str)
+    for name, value, known in (
+        ("target", target, TARGET_DTYPES),
+        ("dtype", dtype, TARGET_DTYPES.get(target, ())),
+        ("weights", weights, WEIGHT_FORMATS.get(dtype, ())),
+    ):
         if value not in known:
             raise UserError(f'{path}: "{name}" is {shown(value)}', _EXPORT_HINT)
     policies = _policies(field_of("policies", list), path)
@@ -195,6 +207,7 @@ def parse_manifest(document: object, path: Path) -> Manifest:
         name=field_of("name", str),
         target=target,
         dtype=dtype,
+        weights=weights,
         limits=_limits(field_of("limits", dict), target, path),
         model=field_of("model", dict),
         heads=field_of("heads", dict),

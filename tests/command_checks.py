@@ -18,7 +18,7 @@ EXPORT = [sys.executable, "-m", "medusa_engine.exporter.cli"]
 RUN = [sys.executable, "-m", "medusa_engine.runtime.cli"]
 
 _PROGRESS = {
-    "medusa-export": re.compile(r"(loading|tracing|fusing|comparing|writing) .*\.\.\. ?(\d+ s)?"),
+    "medusa-export": re.compile(r"(loading|tracing|fusing|comparing|quantising|writing) .*\.\.\. ?(\d+ s)?"),
     "medusa-build": re.compile(r"(verifying|parsing|building|writing|running) .*\.\.\. ?(\d+\.\d s)?"),
 }
 

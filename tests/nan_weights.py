@@ -1,4 +1,4 @@
-"""Bundles whose weights have NaN in them."""
+"""Bundles whose weights have NaN, or another value, in them."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class IdleHeadsPass(ir.passes.InPlacePass):
         if tree_indices is None or slots is None or slots.op_type != "Concat" or len(slots.inputs) != 2:
             return ir.passes.PassResult(model, modified=False)
         root, candidates = slots.inputs
-        kept = _ancestors([root, *(value for value in graph.outputs if value is not proposal)])
-        alone = _ancestors([candidates]) - kept
+        kept = ancestors([root, *(value for value in graph.outputs if value is not proposal)])
+        alone = ancestors([candidates]) - kept
         heads = [node for node in graph if node in alone]
         outside = (user for node in heads for value in node.outputs for user, _ in value.uses() if user not in alone)
         if candidates is None or candidates.shape is None or not heads or set(outside) != {slots}:
@@ -56,7 +56,7 @@ class IdleHeadsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
 
-def _ancestors(values: Iterable[ir.Value | None]) -> set[ir.Node]:
+def ancestors(values: Iterable[ir.Value | None]) -> set[ir.Node]:
     """Nodes that the values depend on, their own producers included."""
     found: set[ir.Node] = set()
     unvisited = [value.producer() for value in values if value is not None]

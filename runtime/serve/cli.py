@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from medusa_engine.runtime.command_line import add_provider, add_version, run_command
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.huge_pages import restart_with_huge_pages
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.policy_options import add_policy_options, policy_of
 from medusa_engine.runtime.serve.options import ServeOptions
@@ -103,6 +104,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
+    if arguments is None:  # the process is this command's own
+        restart_with_huge_pages()
     return run_command(build_parser(), _run, arguments, extra="serve")
 
 
