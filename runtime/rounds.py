@@ -140,7 +140,7 @@ class Decoding:
         if not _is_index(max_new_tokens) or max_new_tokens < 0:
             raise UserError(f"max_new_tokens is {shown(max_new_tokens)}", "give a whole number, 0 or more")
         if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):  # NaN is not
-            raise UserError(f"the deadline is {shown(deadline)} s", "give a time above 0")
+            raise UserError(f"the deadline is {shown(deadline)}", "give a time above 0")
         self._state = state
         self._limits = limits
         self._prompt = np.array(prompt_ids, dtype=np.int64)

@@ -139,10 +139,13 @@ def test_step_and_round_graph_write_the_same_cache_and_propose_the_same_token(an
         ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
         ({"max_new_tokens": float("nan")}, "max_new_tokens is nan"),
         ({"max_new_tokens": "5"}, "max_new_tokens is '5'"),
-        ({"max_new_tokens": True}, "max_new_tokens is True"),
-        ({"deadline": "1"}, "deadline is 1"),
+        ({"max_new_tokens": True}, "max_new_tokens is true"),
+        ({"deadline": "1"}, "deadline is '1'"),
         ({"prompt_ids": [1.7, 2]}, "prompt token 1.7"),
-        ({"prompt_ids": [True]}, "prompt token True"),
+        ({"prompt_ids": [True]}, "prompt token true"),
+        ({"prompt_ids": [10**5000]}, "prompt token of 16610 bits"),
+        ({"max_new_tokens": -(10**5000)}, "max_new_tokens is of 16610 bits"),
+        ({"deadline": -(10**5000)}, "deadline is of 16610 bits"),
     ],
 )
 def test_arguments_of_another_kind_are_refused_by_name(own_heads: Exported, options: Any, named: str) -> None:
