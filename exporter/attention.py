@@ -6,6 +6,9 @@ import torch
 from transformers.modeling_utils import AttentionInterface
 
 ATTENTION_NAME = "medusa_tree"
+Mask = torch.Tensor | dict[str, torch.Tensor]  # one for all layers, or one for each type of layer
+
+_HIDDEN = -30000.0  # in fp16 finite with any score added, and its exp is 0
 
 
 def tree_attention(
@@ -13,7 +16,7 @@ def tree_attention(
     query: torch.Tensor,  # [1, H, N, head_dim]
     key: torch.Tensor,  # [1, H_kv, L, head_dim]
     value: torch.Tensor,  # [1, H_kv, L, head_dim]
-    attention_mask: torch.Tensor,  # [1, 1, N, L] bool, True = visible
+    attention_mask: torch.Tensor,  # [1, 1, N, L] bool, True = visible, or numbers that are added to the scores
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -28,6 +31,13 @@ def tree_attention(
         query, key, value, attention_mask, scale=scaling, softcap=0.0 if softcap is None else softcap
     )[0]
     return out.transpose(1, 2), None
+
+
+def additive_mask(mask: Mask, dtype: torch.dtype) -> Mask:
+    """Of a bool mask the one that adds 0 where a row is visible and hides the others."""
+    if isinstance(mask, dict):
+        return {kind: torch.where(visible, 0.0, _HIDDEN).to(dtype) for kind, visible in mask.items()}
+    return torch.where(mask, 0.0, _HIDDEN).to(dtype)
 
 
 def register_tree_attention() -> None:

@@ -40,14 +40,14 @@ class StaticCache(TracedCache):
     """Duck-typed transformers cache over static buffers.
 
     `update` compacts and appends as `medusa::CompactAppendKV` does (while `torch.onnx.export` traces it becomes
-    that node) and hands the attention only the live rows.
+    that node) and hands the attention the live rows.
 
     Args:
         keys, values: per layer [1, H_kv, S_max, head_dim].
         past_length: [1] int64, committed rows P.
         pending_rows: [D+1] int64, packed rows accepted by the previous pass.
         pending_count: [1] int64, G.
-        live_rows: P + G + N, rows the attention sees; a symbolic size while tracing.
+        live_rows: P + G + N, rows the attention sees; a symbolic size while tracing. None for all S_max.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StaticCache(TracedCache):
         past_length: torch.Tensor,
         pending_rows: torch.Tensor,
         pending_count: torch.Tensor,
-        live_rows: int,
+        live_rows: int | None,
     ) -> None:
         self.keys = list(keys)
         self.values = list(values)
@@ -67,7 +67,7 @@ class StaticCache(TracedCache):
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_index: int, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compact, append [1, H_kv, N, head_dim] and return the live rows [1, H_kv, P+G+N, head_dim]."""
+        """Compact, append [1, H_kv, N, head_dim] and return the live rows [1, H_kv, P+G+N, head_dim], or all."""
         past = self.keys[layer_index], self.values[layer_index]
         if torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting():
             present = torch.onnx.ops.symbolic_multi_out(
@@ -82,6 +82,8 @@ class StaticCache(TracedCache):
             present = [self._compact_append(p, new) for p, new in zip(past, (key, value), strict=True)]
         self.keys[layer_index], self.values[layer_index] = present
         live = self._live_rows
+        if live is None:
+            return present[0], present[1]
         return present[0][:, :, :live], present[1][:, :, :live]
 
     def _compact_append(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

@@ -172,8 +172,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def load_model(source: Source) -> Any:
-    """The backbone as a transformers causal LM in fp32, evaluation mode, with tree attention and the adapter merged.
+def load_model(source: Source, dtype: str = "float32") -> Any:
+    """The backbone as a transformers causal LM, in evaluation mode, with tree attention and the adapter merged.
+
+    Args:
+        dtype: of its weights. Of safetensors that are stored so no copy is made.
 
     Raises:
         UserError: the checkpoint is of an unknown kind, damaged, or lacks weights (none are ever made up).
@@ -191,7 +194,7 @@ def load_model(source: Source) -> Any:
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             **source.load_options(),
-            dtype=torch.float32,
+            dtype=getattr(torch, dtype),
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with the tensor's name

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings
+from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, PRECISIONS, ExportSettings
 from medusa_engine.runtime.command_line import add_version, run_command
+from medusa_engine.runtime.manifest import TARGET_DTYPES
 from medusa_engine.runtime.policy import POLICIES, TYPICAL_NOTE
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="medusa-export",
-        description="Export a model with Medusa heads as a bundle that runs on ONNX Runtime without torch.",
+        description="Export a model with Medusa heads as a bundle that runs on ONNX Runtime without torch, or that"
+        " medusa-build makes a TensorRT plan of.",
     )
     parser.add_argument(
         "--model", required=True, help="Hugging Face folder, hub id or .gguf file; a Medusa repository names its base"
@@ -69,6 +71,18 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also write the graphs for medusa-run --repetition-penalty: they share the weights, and without it cost"
         " nothing",
+    )
+    parser.add_argument(
+        "--target",
+        choices=tuple(TARGET_DTYPES),
+        default=ExportSettings.target,
+        help="what will run the graphs: onnxruntime as they are, tensorrt once medusa-build made a plan of them;"
+        " default: %(default)s",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=tuple(PRECISIONS),
+        help="of weights and cache: fp32 for onnxruntime, fp16 (the default there) or bf16 for tensorrt",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
     add_version(parser)

@@ -16,29 +16,28 @@ import transformers
 
 from medusa_engine.exporter import bundle, checkpoint, graphs
 from medusa_engine.exporter.backbone import check_backbone
-from medusa_engine.exporter.check import check_logits
+from medusa_engine.exporter.check import check_logits, reference_logits
 from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
-from medusa_engine.exporter.round import Round, RoundShape
-from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings
+from medusa_engine.exporter.round import Round
+from medusa_engine.exporter.round_shape import RoundShape
+from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings, check_settings
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
-    LARGEST_LIMIT,
+    TENSORRT,
     Limits,
     Manifest,
+    cache_rows,
     file_sha256,
     graph_names,
     tree_names,
 )
-from medusa_engine.runtime.policy import POLICIES
-from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.tree import Tree, check_tree, load_tree
 
-MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
 _TOOLS = ("medusa-engine", "torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime")
 
 
@@ -49,7 +48,7 @@ def export(settings: ExportSettings) -> Path:
     Raises:
         UserError: see `medusa-export`; nothing is left at the output then.
     """
-    _check_settings(settings)
+    check_settings(settings)
     trees = _load_trees(settings.trees)
     if settings.untrained_heads is not None:  # of other heads the number is known when they are loaded
         _check_trees(trees, settings, settings.untrained_heads)
@@ -62,27 +61,19 @@ def export(settings: ExportSettings) -> Path:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of is checked, and refused, here
 
+    dtype = getattr(torch, settings.dtype)
     with _stage(f"loading {source.path}"):
-        model = checkpoint.load_model(source)
+        model = checkpoint.load_model(source, settings.dtype)
         config = model.config.get_text_config()
         heads = (
-            load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size)
+            load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
             if heads_path
-            else untrained_heads(settings.untrained_heads, config.hidden_size)
+            else untrained_heads(settings.untrained_heads, config.hidden_size).to(dtype)
         )
         check_backbone(heads, source.weight_files())
         with _traceable(source, model):
             limits = _limits(settings, config, heads)
         _check_trees(trees, settings, limits.heads)
-        shape = RoundShape(
-            limits.layers,
-            limits.kv_heads,
-            limits.head_dim,
-            limits.cache_rows,
-            limits.heads,
-            limits.topk,
-            limits.vocab_size,
-        )
     for note in heads.notes:
         print(f"note: {heads_path}: {note}", file=sys.stderr)
     if note := generation_note(model.generation_config):
@@ -92,6 +83,8 @@ def export(settings: ExportSettings) -> Path:
             tokenizer = checkpoint.save_tokenizer(source, folder)
             stop_ids = checkpoint.stop_token_ids(model, tokenizer)
             checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
+            fixed = settings.target == TENSORRT
+            shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, dtype=dtype)
             for name, tree in zip(tree_names(len(trees)), trees, strict=True):
                 _write_tree(folder / name, tree)
         with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, model):
@@ -101,37 +94,21 @@ def export(settings: ExportSettings) -> Path:
             )
             traced = trace_round(round_module)
         with _stage("fusing and writing graphs and weights"), _traceable(source, model):
-            graphs.finish_graph(traced)
+            graphs.finish_graph(traced, shape)
             graphs.write_weights(traced, folder)
-            for name in graph_names(settings.policies, repetition_penalty=settings.repetition_penalty):
+            for name in _graph_names(settings):
                 graphs.write_graph(traced, folder / _graph_file(name), shape, graph_name=name)
         with _stage("comparing logits with transformers"), _traceable(source, model):
             probe = folder / "check.onnx"
             graphs.write_graph(traced, probe, shape, graph_name="round", logits=True)
-            del traced
-            check_logits(model, probe, shape)
+            reference = reference_logits(model, shape)
+            del traced, round_module, medusa_heads
+            check_logits(reference, probe, shape)
             probe.unlink()
         with _stage("writing the manifest"):
             manifest = _manifest(target.name, limits, source, model, heads, folder, settings)
             bundle.write_manifest(folder, manifest)
     return target
-
-
-def _check_settings(settings: ExportSettings) -> None:
-    sizes = {"--max-tree-nodes": settings.max_tree_nodes, "--top-k": settings.topk}
-    if settings.max_length is not None:
-        sizes["--max-length"] = settings.max_length
-    if settings.untrained_heads is not None:
-        sizes["--untrained-heads"] = settings.untrained_heads
-    for option, value in sizes.items():
-        most = MOST_UNTRAINED_HEADS if option == "--untrained-heads" else LARGEST_LIMIT - 1
-        if not 1 <= value <= most:
-            raise UserError(f"{option} is {value}", f"give a number from 1 to {most}")
-    for policy in settings.acceptance:
-        if policy not in POLICIES:
-            raise UserError(f"--acceptance: there is no policy {shown(policy)}", f"give some of {','.join(POLICIES)}")
-    if settings.heads and settings.untrained_heads:
-        raise UserError("--heads and --untrained-heads are given together", "give one of them")
 
 
 def _load_trees(paths: Sequence[Path]) -> list[Tree]:
@@ -192,8 +169,7 @@ def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        # The compaction body writes up to D+1 rows behind the last.
-        cache_rows=max(max_length + heads.heads + 1, EXAMPLE_ROWS),
+        cache_rows=max(cache_rows(settings.target, max_length, heads.heads, settings.max_tree_nodes), EXAMPLE_ROWS),
         max_length=max_length,
         heads=heads.heads,
         topk=settings.topk,
@@ -206,6 +182,10 @@ def _write_tree(path: Path, tree: Tree) -> None:
     """From what was read and checked: the user's file may be a pipe, or may have changed."""
     document = {"name": tree.name, "paths": tree.paths, **tree.metadata}
     path.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _graph_names(settings: ExportSettings) -> list[str]:
+    return graph_names(settings.policies, repetition_penalty=settings.repetition_penalty, target=settings.target)
 
 
 def _graph_file(name: str) -> str:
@@ -223,7 +203,8 @@ def _manifest(
 ) -> Manifest:
     return Manifest(
         name=name,
-        dtype="float32",
+        target=settings.target,
+        dtype=settings.dtype,
         limits=limits,
         model={
             "name": source.name,
@@ -240,10 +221,7 @@ def _manifest(
             "sha256": {file.name: file_sha256(file) for file in heads.files},
         },
         tools={"opset": OPSET, **{tool: version(tool) for tool in _TOOLS}},
-        graphs={
-            graph: _graph_file(graph)
-            for graph in graph_names(settings.policies, repetition_penalty=settings.repetition_penalty)
-        },
+        graphs={graph: _graph_file(graph) for graph in _graph_names(settings)},
         files=bundle.file_facts(folder),
         policies=settings.policies,
         repetition_penalty=settings.repetition_penalty,

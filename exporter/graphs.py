@@ -9,10 +9,12 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from medusa_engine.exporter.passes.first_argmax import FirstArgMaxPass
 from medusa_engine.exporter.passes.fuse import FusePass
 from medusa_engine.exporter.passes.idle_heads import IdleHeadsPass
 from medusa_engine.exporter.passes.live_rows import LiveRowsPass
-from medusa_engine.exporter.round import RoundShape
+from medusa_engine.exporter.passes.wide_norms import WideNormsPass
+from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.trace import OPSET, cache_names
 from medusa_engine.plugins.compact_append_kv.body import (
     DOMAIN,
@@ -39,9 +41,10 @@ LOGITS_OUTPUT = "logits"
 _INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 
 
-def finish_graph(model: ir.Model) -> None:
+def finish_graph(model: ir.Model, shape: RoundShape) -> None:
     """Run the passes, add the body of the compaction operator, drop the tracer's notes; in place."""
-    for graph_pass in (FusePass(), LiveRowsPass()):
+    FusePass()(model)
+    for graph_pass in (WideNormsPass(), FirstArgMaxPass()) if shape.fixed else (LiveRowsPass(),):
         graph_pass(model)
     function = ir.serde.deserialize_function(compact_append_kv_function())
     model.functions[function.identifier()] = function
@@ -89,7 +92,8 @@ def write_graph(model: ir.Model, path: Path, shape: RoundShape, *, graph_name: s
     graph.outputs.clear()
     graph.outputs.extend(selected)
     RemoveUnusedNodesPass()(graph_model)
-    IdleHeadsPass()(graph_model)
+    if not shape.fixed:
+        IdleHeadsPass()(graph_model)
     for value in [value for value in graph.inputs if not value.uses() and not value.is_graph_output()]:
         graph.inputs.remove(value)
     check_graph(graph_model, shape)

@@ -62,12 +62,13 @@ class HeadCheckpoint:
         return digest.hexdigest()
 
 
-def load_heads(path: Path, *, hidden: int, vocab_size: int) -> HeadWeights:
-    """Heads for a backbone, as fp32.
+def load_heads(path: Path, *, hidden: int, vocab_size: int, dtype: torch.dtype = torch.float32) -> HeadWeights:
+    """Heads for a backbone.
 
     Args:
         path: file, or folder that holds one.
         hidden, vocab_size: of the backbone.
+        dtype: of their weights.
 
     Raises:
         UserError: as `read_checkpoint`, or the heads are of another base model.
@@ -83,13 +84,7 @@ def load_heads(path: Path, *, hidden: int, vocab_size: int) -> HeadWeights:
     elif weights.projection is not None and weights.projection.shape[1] != vocab_size:
         rows = weights.projection.shape[1]
         raise UserError(f"{file}: the heads have a vocabulary of {rows}, but the base model has {vocab_size}", hint)
-    return replace(
-        weights,
-        residual_weight=weights.residual_weight.float(),
-        residual_bias=weights.residual_bias.float(),
-        projection=None if weights.projection is None else weights.projection.float(),
-        notes=checkpoint.notes,
-    )
+    return replace(weights.to(dtype), notes=checkpoint.notes)
 
 
 def read_checkpoint(path: Path) -> HeadCheckpoint:

@@ -46,12 +46,15 @@ class HeadWeights:
 
     def half(self) -> HeadWeights:
         """The same heads in fp16."""
-        projection = None if self.projection is None else self.projection.half()
+        return self.to(torch.float16)
+
+    def to(self, dtype: torch.dtype) -> HeadWeights:
+        """The same heads in another dtype."""
         return replace(
             self,
-            residual_weight=self.residual_weight.half(),
-            residual_bias=self.residual_bias.half(),
-            projection=projection,
+            residual_weight=self.residual_weight.to(dtype),
+            residual_bias=self.residual_bias.to(dtype),
+            projection=None if self.projection is None else self.projection.to(dtype),
         )
 
     @property

@@ -7,45 +7,21 @@ The graphs of a bundle are selections of this module's outputs, see `graphs.py`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from medusa_engine.exporter.acceptance import AcceptedPath, paths_of
+from medusa_engine.exporter.attention import Mask, additive_mask
 from medusa_engine.exporter.cache import StaticCache
 from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.exporter.penalty import PenaltyInputs, penalise
 from medusa_engine.exporter.policies import TypicalInputs, judge
 from medusa_engine.exporter.rejection import RejectionInputs, draw_drafts
+from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.sampling import SamplingInputs
 from medusa_engine.exporter.stopping import StopInputs, publish
 from medusa_engine.runtime.manifest import graph_name
 from medusa_engine.runtime.policy import REJECTION, graph_variant
-
-
-@dataclass(frozen=True)
-class RoundShape:
-    """Sizes fixed in the graph.
-
-    Attributes:
-        layers, kv_heads, head_dim: of the cache.
-        cache_rows: S_max.
-        heads: K; the deepest tree has depth K, pending_rows has D+1 = K+1 entries.
-        topk: TOPK, ranks each head offers.
-        vocab_size: V.
-    """
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    cache_rows: int
-    heads: int
-    topk: int
-    vocab_size: int
-
-    @property
-    def depth(self) -> int:
-        return self.heads
 
 
 class RowProjection(torch.nn.Module):
@@ -108,13 +84,13 @@ class Round(torch.nn.Module):
         stop_ids: torch.Tensor,  # [S]
         token_budget: torch.Tensor,  # [1]
         finished: torch.Tensor,  # [1] bool
-        live: torch.Tensor,  # [L]: 0 ... P+G+N-1; carries the number of live rows as a shape
-        uniforms: torch.Tensor,  # [R] fp32
+        live: torch.Tensor,  # [L]: 0 ... P+G+N-1; carries the number of live rows as a shape; not with fixed shapes
+        uniforms: torch.Tensor,  # [R] fp32; with fixed shapes [S_max], by position
         temperature: torch.Tensor,  # [1] fp32
         top_k: torch.Tensor,  # [1]
         top_p: torch.Tensor,  # [1] fp32
         min_p: torch.Tensor,  # [1] fp32
-        ranks: torch.Tensor,  # [C]: carries the number of logits to sort as a shape
+        ranks: torch.Tensor,  # [C]: carries the number of logits to sort as a shape; not with fixed shapes
         posterior_threshold: torch.Tensor,  # [1] fp32
         posterior_alpha: torch.Tensor,  # [1] fp32
         root_drawn: torch.Tensor,  # [1] bool
@@ -128,14 +104,18 @@ class Round(torch.nn.Module):
     ) -> dict[str, torch.Tensor]:
         """Outputs of every graph, under `NAME.output` with the name of the graph; logits and cache under their own."""
         staged = past_length + pending_count  # [1]: cache row of packed row 0
-        cache = StaticCache(keys, values, past_length, pending_rows, pending_count, live.shape[0])
-        logits, hidden = self.backbone(input_ids, position_ids, tree_mask, logit_rows, live, staged, cache)
+        fixed = self.shape.fixed
+        columns = torch.arange(self.shape.cache_rows) if fixed else live  # cache rows that the attention covers
+        cache = StaticCache(keys, values, past_length, pending_rows, pending_count, None if fixed else live.shape[0])
+        logits, hidden = self.backbone(input_ids, position_ids, tree_mask, logit_rows, columns, staged, cache)
 
         rows = input_ids.shape[1]
         logit_index = torch.zeros(rows, dtype=torch.int64)  # packed row -> its place in logit_rows
         logit_index = logit_index.scatter(0, logit_rows, torch.arange(logit_rows.shape[0]))
         paths = paths_of(input_ids[0], retrieve_indices)
-        sampling = SamplingInputs(uniforms, temperature, top_k, top_p, min_p, ranks)
+        if fixed:
+            uniforms = uniforms.index_select(0, position_ids[0].index_select(0, logit_rows))  # [R]
+        sampling = SamplingInputs(uniforms, temperature, top_k, top_p, min_p, None if fixed else ranks)
         stop = StopInputs(stop_ids, token_budget, finished)
         typical = TypicalInputs(posterior_threshold, posterior_alpha, root_drawn)
         rejection = RejectionInputs(proposal, accept_uniforms, draft_uniforms)
@@ -215,20 +195,23 @@ class Round(torch.nn.Module):
         staged: torch.Tensor,
         cache: StaticCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Target logits [R, V] and the hidden rows [R, H] they were projected from."""
+        """Target logits [R, V] in fp32, and the hidden rows [R, H] they were projected from."""
+        mask = self.attention_mask(position_ids, tree_mask, live, staged)
+        if self.shape.fixed:  # passes that were launched behind one whose logits decided no root: -1 reaches no gather
+            input_ids = input_ids.clamp(min=0)
         out = self.model(
             input_ids=input_ids,
             position_ids=position_ids,
-            attention_mask=self.attention_mask(position_ids, tree_mask, live, staged),
+            attention_mask=additive_mask(mask, self.shape.dtype) if self.shape.fixed else mask,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=logit_rows,
         )
-        return out.logits[0], self.projection.rows
+        return out.logits[0].float(), self.projection.rows
 
     def attention_mask(
         self, position_ids: torch.Tensor, tree_mask: torch.Tensor, live: torch.Tensor, staged: torch.Tensor
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
+    ) -> Mask:
         """[1, 1, N, L] bool: every committed row, and of this pass's rows the ancestors-or-self.
 
         A sliding window counts positions, not cache rows: siblings share one position.

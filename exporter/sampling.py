@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from medusa_engine.exporter.bisection import weights_by_bisection
+
 _BLOCK = 256  # tokens: a draw finds the block first, then the token in it
 _BELOW = 1 - 2**-23  # the next fp32 number below 1
 
@@ -15,11 +17,12 @@ class SamplingInputs(NamedTuple):
 
     Attributes:
         uniforms: [R] fp32 in (0, 1), one for each row with logits.
-        temperature: [1] fp32, above 0.
-        top_k: [1] int64; more than there are `ranks`: off.
+        temperature: [1] fp32, above 0; where shapes are fixed 0 too, which is greedy.
+        top_k: [1] int64; more than there are `ranks`, or V: off.
         top_p, min_p: [1] fp32; 1 and 0: off.
         ranks: [C] of any content: its length is the number of largest logits to be sorted. `top_k` if that is given,
-            all V for `top_p` alone, else 1: sorting the vocabulary costs more than everything else here.
+            all V for `top_p` alone, else 1: sorting the vocabulary costs more than everything else here. None where
+            shapes are fixed: nothing is sorted.
     """
 
     uniforms: torch.Tensor
@@ -27,20 +30,23 @@ class SamplingInputs(NamedTuple):
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
-    ranks: torch.Tensor
+    ranks: torch.Tensor | None
 
     def rows(self, rows: torch.Tensor) -> SamplingInputs:
         """The same for some of the rows with logits."""
         return self._replace(uniforms=self.uniforms.index_select(0, rows))
 
 
-def sample(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
-    """[R] tokens drawn from logits [R, V] behind temperature, top-k, top-p and min-p."""
-    return draw(processed_weights(logits, inputs), inputs.uniforms)
+def sample(logits: torch.Tensor, inputs: SamplingInputs, best_token: torch.Tensor) -> torch.Tensor:
+    """[R] tokens drawn from logits [R, V] behind temperature, top-k, top-p and min-p; `best_token` [R]: argmax."""
+    tokens = draw(processed_weights(logits, inputs), inputs.uniforms)
+    return tokens if inputs.ranks is not None else torch.where(inputs.temperature > 0, tokens, best_token)
 
 
 def processed_weights(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
     """[R, V] weights in proportion to the processed probabilities; the largest of a row is 1."""
+    if inputs.ranks is None:
+        return weights_by_bisection(logits, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p)
     count = inputs.ranks.shape[0]
     top = torch.topk(logits, count, dim=-1).values  # [R, C], descending
     largest = top[:, :1]

@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_engine.runtime.policy import GREEDY, POLICIES
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.manifest import LARGEST_LIMIT, ONNXRUNTIME, TARGET_DTYPES, TENSORRT
+from medusa_engine.runtime.policy import GREEDY, POLICIES, REJECTION
+from medusa_engine.runtime.strict_json import shown
 
 DEFAULT_MAX_LENGTH = 2048
+MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
+MOST_RANKS = {TENSORRT: 3840}  # k of its TopK
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # as users call them -> dtype
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class ExportSettings:
         topk: ranks each head offers.
         acceptance: policies that are chosen from at run time; greedy is always one.
         repetition_penalty: also export the graphs that penalise repetition.
+        target: what will run the graphs, of TARGET_DTYPES.
+        precision: of weights and cache, of PRECISIONS; None for the first that the target has.
         force: replace a bundle that exists.
     """
 
@@ -40,9 +48,66 @@ class ExportSettings:
     topk: int = 10
     acceptance: tuple[str, ...] = (GREEDY,)
     repetition_penalty: bool = False
+    target: str = ONNXRUNTIME
+    precision: str | None = None
     force: bool = False
 
     @property
     def policies(self) -> tuple[str, ...]:
         """The policies exported, greedy first, each once."""
         return tuple(policy for policy in POLICIES if policy == GREEDY or policy in self.acceptance)
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and cache, as the manifest says it."""
+        return TARGET_DTYPES[self.target][0] if self.precision is None else PRECISIONS[self.precision]
+
+
+def check_settings(settings: ExportSettings) -> None:
+    """Refuse values that are out of range, and those that do not go together.
+
+    Raises:
+        UserError: names the options.
+    """
+    sizes = {"--max-tree-nodes": settings.max_tree_nodes, "--top-k": settings.topk}
+    if settings.max_length is not None:
+        sizes["--max-length"] = settings.max_length
+    if settings.untrained_heads is not None:
+        sizes["--untrained-heads"] = settings.untrained_heads
+    for option, value in sizes.items():
+        most = MOST_UNTRAINED_HEADS if option == "--untrained-heads" else LARGEST_LIMIT - 1
+        if not 1 <= value <= most:
+            raise UserError(f"{option} is {value}", f"give a number from 1 to {most}")
+    for policy in settings.acceptance:
+        if policy not in POLICIES:
+            raise UserError(f"--acceptance: there is no policy {shown(policy)}", f"give some of {','.join(POLICIES)}")
+    if settings.heads and settings.untrained_heads:
+        raise UserError("--heads and --untrained-heads are given together", "give one of them")
+    _check_target(settings)
+
+
+def _check_target(settings: ExportSettings) -> None:
+    for option, value, known in (
+        ("target", settings.target, TARGET_DTYPES),
+        ("precision", settings.precision, PRECISIONS),
+    ):
+        if value is not None and value not in known:
+            raise UserError(f"--{option} is {shown(value)}", f"give one of {', '.join(known)}")
+    target = f"--target {settings.target}"
+    dtypes = TARGET_DTYPES[settings.target]
+    if settings.dtype not in dtypes:
+        its = [name for name, dtype in PRECISIONS.items() if dtype in dtypes]
+        other = next(name for name, dtypes in TARGET_DTYPES.items() if settings.dtype in dtypes)
+        raise UserError(
+            f"{target} has no --precision {settings.precision}",
+            f"give --precision {' or '.join(its)}, or --target {other}",
+        )
+    if settings.target != TENSORRT:
+        return
+    if REJECTION in settings.acceptance:
+        raise UserError(f"{target} has no --acceptance {REJECTION}", "give sample or typical, or --target onnxruntime")
+    if settings.repetition_penalty:
+        raise UserError(f"{target} has no --repetition-penalty", "leave it out, or give --target onnxruntime")
+    most = MOST_RANKS[TENSORRT]
+    if settings.topk > most:
+        raise UserError(f"--top-k is {settings.topk}, too many for {target}", f"give at most {most}")

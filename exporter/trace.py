@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import onnx_ir as ir
 import torch
 
-from medusa_engine.exporter.round import Round, RoundShape
+from medusa_engine.exporter.round import Round
+from medusa_engine.exporter.round_shape import RoundShape
 
 OPSET = 24
 LIVE_INPUT = "live"
@@ -29,33 +30,16 @@ EXAMPLE_ROWS = 5  # the smallest cache that can be traced has as many
 
 
 def trace_round(round_module: Round) -> ir.Model:
-    """Trace with example inputs; N, R, paths, N', S and the live rows stay dynamic.
+    """Trace with example inputs; N, R, paths, N', S and the live rows stay dynamic; of fixed shapes N and R alone.
+
+    Nothing is computed, so that no weights are read.
 
     Returns:
         A model with the inputs of the contract, plus `live` (passes/live_rows.py replaces it).
     """
     shape = round_module.shape
     inputs = example_inputs(shape)
-    dim = torch.export.Dim
-    rows = dim("N", min=2, max=_LARGEST_DIM)
-    logit_rows = dim("R", min=2, max=_LARGEST_DIM)
-    dynamic = {
-        "input_ids": {1: rows},
-        "position_ids": {1: rows},
-        "tree_mask": {0: rows, 1: rows},
-        "logit_rows": {0: logit_rows},
-        "retrieve_indices": {0: dim("paths", min=2, max=_LARGEST_DIM)},
-        "tree_indices": {0: dim("next_N", min=2, max=_LARGEST_DIM)},
-        "live": {0: dim("live_rows", min=2, max=shape.cache_rows)},
-        "keys": [None] * shape.layers,
-        "values": [None] * shape.layers,
-    } | dict.fromkeys((*STATE_INPUTS, *STOP_INPUTS, *POLICY_INPUTS))
-    dynamic |= {"stop_ids": {0: dim("S", min=2, max=_LARGEST_DIM)}}
-    free = {0: torch.export.Dim.DYNAMIC}
-    # `accept_uniforms` has a size of its own: other graphs would take R from its shape, and so ask for it
-    dynamic |= {"uniforms": {0: logit_rows}, "accept_uniforms": free, "ranks": free, "history": free}
     with torch.no_grad(), quiet_export():
-        output_names = list(round_module(**inputs))
         program = torch.onnx.export(
             round_module,
             kwargs=inputs,
@@ -66,10 +50,37 @@ def trace_round(round_module: Round) -> ir.Model:
                 *(*TREE_INPUTS, *STATE_INPUTS, *STOP_INPUTS, LIVE_INPUT, *POLICY_INPUTS),
                 *cache_names("past_key", "past_value", shape),
             ],
-            output_names=output_names,
-            dynamic_shapes=dynamic,
+            dynamic_shapes=_dynamic_shapes(shape),
         )
+    names = program.exported_program.call_spec.out_spec.context  # keys of what `Round.forward` returned
+    for value, name in zip(program.model.graph.outputs, names, strict=True):
+        value.name = name
     return program.model
+
+
+def _dynamic_shapes(shape: RoundShape) -> dict[str, object]:
+    """Of each argument of `Round.forward`, the sizes that stay dynamic."""
+    dim = torch.export.Dim
+    rows = dim("N", min=2, max=_LARGEST_DIM)
+    logit_rows = dim("R", min=2, max=_LARGEST_DIM)
+    dynamic: dict[str, object] = dict.fromkeys((*TREE_INPUTS, *STATE_INPUTS, *STOP_INPUTS, LIVE_INPUT, *POLICY_INPUTS))
+    dynamic |= {"keys": [None] * shape.layers, "values": [None] * shape.layers}
+    dynamic |= {"input_ids": {1: rows}, "position_ids": {1: rows}, "tree_mask": {0: rows, 1: rows}}
+    dynamic |= {"logit_rows": {0: logit_rows}}
+    if shape.fixed:
+        return dynamic
+    free = {0: dim.DYNAMIC}
+    return dynamic | {
+        "retrieve_indices": {0: dim("paths", min=2, max=_LARGEST_DIM)},
+        "tree_indices": {0: dim("next_N", min=2, max=_LARGEST_DIM)},
+        "stop_ids": {0: dim("S", min=2, max=_LARGEST_DIM)},
+        "live": {0: dim("live_rows", min=2, max=shape.cache_rows)},
+        "uniforms": {0: logit_rows},
+        # it has a size of its own: other graphs would take R from its shape, and so ask for it
+        "accept_uniforms": free,
+        "ranks": free,
+        "history": free,
+    }
 
 
 def cache_names(key: str, value: str, shape: RoundShape) -> list[str]:
@@ -78,26 +89,26 @@ def cache_names(key: str, value: str, shape: RoundShape) -> list[str]:
 
 
 def example_inputs(shape: RoundShape) -> dict[str, object]:
-    """Arguments of `Round.forward`: a small tree over an empty cache, no dimension of size 0 or 1."""
+    """Arguments of `Round.forward`: a small tree, no dynamic dimension of size 0 or 1, and a cache of any content."""
     n = EXAMPLE_ROWS
-    paths = torch.full((2, shape.depth + 1), -1)
-    paths[:, :2] = torch.tensor([[0, 1], [0, 2]])
-    size = (1, shape.kv_heads, shape.cache_rows, shape.head_dim)
+    nodes = shape.max_tree_nodes if shape.fixed else 2
+    paths = torch.full((nodes, shape.depth + 1), -1)
+    paths[:, 0] = 0
     return {
         "input_ids": torch.arange(n)[None],
         "position_ids": torch.arange(n)[None],
         "tree_mask": torch.ones(n, n).tril().bool(),
         "logit_rows": torch.arange(n - 1),
         "retrieve_indices": paths,
-        "tree_indices": torch.arange(2),
+        "tree_indices": torch.zeros(nodes, dtype=torch.int64),
         "past_length": torch.tensor([0]),
         "pending_rows": torch.zeros(shape.depth + 1, dtype=torch.int64),
         "pending_count": torch.tensor([0]),
-        "stop_ids": torch.tensor([-1, -1]),
+        "stop_ids": torch.full((shape.stop_ids if shape.fixed else 2,), -1),
         "token_budget": torch.tensor([1]),
         "finished": torch.tensor([False]),
         "live": torch.arange(n),
-        "uniforms": torch.full((n - 1,), 0.5),
+        "uniforms": torch.full((shape.cache_rows if shape.fixed else n - 1,), 0.5),
         "temperature": torch.ones(1),
         "top_k": torch.tensor([2]),
         "top_p": torch.ones(1),
@@ -111,8 +122,8 @@ def example_inputs(shape: RoundShape) -> dict[str, object]:
         "draft_uniforms": torch.full((2 * shape.heads,), 0.5),
         "history": torch.arange(n + 1),
         "repetition_penalty": torch.ones(1),
-        "keys": [torch.zeros(size) for _ in range(shape.layers)],
-        "values": [torch.zeros(size) for _ in range(shape.layers)],
+        "keys": [torch.empty(shape.cache_size, dtype=shape.dtype) for _ in range(shape.layers)],
+        "values": [torch.empty(shape.cache_size, dtype=shape.dtype) for _ in range(shape.layers)],
     }
 
 

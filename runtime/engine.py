@@ -19,6 +19,7 @@ from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
+    ONNXRUNTIME,
     Manifest,
     read_manifest,
     verify_files,
@@ -40,7 +41,7 @@ class Engine:
     """An exported model, shared by any number of sessions.
 
     Use `Engine.open`. Answers on several threads are independent: each has its own cache of
-    `limits.cache_bytes` bytes, or that of its `session`. Loggers below `medusa_engine` tell what is done; they are
+    `manifest.cache_bytes` bytes, or that of its `session`. Loggers below `medusa_engine` tell what is done; they are
     silent unless the program sets their level.
 
     Attributes:
@@ -89,6 +90,11 @@ class Engine:
             engine = cls._of_plan(source, verify=verify)
         else:
             manifest = read_manifest(source)
+            if manifest.target != ONNXRUNTIME:
+                raise UserError(
+                    f"{source}: a bundle for {manifest.target}, which ONNX Runtime does not run",
+                    f"build a plan from it with medusa-build {source} -o {source}.plan, and give that",
+                )
             verify_files(source, manifest, hashes=verify)
             backend = OnnxRuntimeBackend(source, manifest, threads=threads, provider=provider or CPU)
             engine = cls(source, manifest, backend)

@@ -14,12 +14,18 @@ from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL, graph_varian
 from medusa_engine.runtime.strict_json import read_json, shown
 
 FORMAT = "medusa-bundle"
-FORMAT_VERSION = 2  # of 1 the graphs did not end answers themselves
+FORMAT_VERSION = 3  # of 1 the graphs did not end answers themselves; of 2 there was no target
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.bin"
 TREE_NAME = "tree.json"
 GENERATION_NAME = "generation_config.json"
 KINDS = ("round", "step")
+ONNXRUNTIME, TENSORRT = "onnxruntime", "tensorrt"
+TARGET_DTYPES = {
+    ONNXRUNTIME: ("float32",),
+    TENSORRT: ("float16", "bfloat16"),
+}  # of weights and cache, the default first
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 LARGEST_LIMIT = 1 << 31  # every size is below
 
 MAX_MANIFEST_BYTES = 1 << 20
@@ -33,7 +39,8 @@ class Limits:
 
     Attributes:
         layers, kv_heads, head_dim: of the key/value cache.
-        cache_rows: S_max, rows of the cache buffers; `max_length` and the slack of the compaction body.
+        cache_rows: S_max, rows of the cache buffers; `max_length` and the slack of the compaction body, for fixed
+            shapes `max_tree_nodes` more.
         max_length: rows that may hold prompt and answer.
         heads: K Medusa heads; a tree is at most that deep.
         topk: ranks each head offers.
@@ -57,9 +64,9 @@ class Limits:
         return self.heads
 
     @property
-    def cache_bytes(self) -> int:
-        """Bytes of one session's fp32 key/value cache."""
-        return 2 * self.layers * self.kv_heads * self.cache_rows * self.head_dim * 4
+    def cache_elements(self) -> int:
+        """Numbers in one session's key/value cache."""
+        return 2 * self.layers * self.kv_heads * self.cache_rows * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ class Manifest:
 
     Attributes:
         name: what the bundle is called.
-        dtype: of weights and cache.
+        target: what runs its graphs: "onnxruntime", as they are, or "tensorrt", once medusa-build made a plan of them.
+        dtype: of weights and cache: "float32", "float16" or "bfloat16".
         limits: sizes fixed in the graphs.
         model, heads, tools: provenance: sources, hashes, versions.
         graphs: graph name -> file name.
@@ -79,6 +87,7 @@ class Manifest:
     """
 
     name: str
+    target: str
     dtype: str
     limits: Limits
     model: Mapping[str, Any]
@@ -89,6 +98,11 @@ class Manifest:
     policies: tuple[str, ...]
     repetition_penalty: bool
     trees: tuple[str, ...]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of one session's key/value cache."""
+        return self.limits.cache_elements * DTYPE_BYTES[self.dtype]
 
     @property
     def heads_trained(self) -> bool:
@@ -110,13 +124,16 @@ def graph_name(kind: str, variant: str) -> str:
     return ".".join((kind, *(part for part in variant.split(".") if part != GREEDY)))
 
 
-def graph_names(policies: Iterable[str], *, repetition_penalty: bool = False) -> list[str]:
-    """Names of all graphs of a bundle with these policies; plain steps accept nothing, so `typical` has none."""
+def graph_names(policies: Iterable[str], *, repetition_penalty: bool = False, target: str = ONNXRUNTIME) -> list[str]:
+    """Names of all graphs of a bundle with these policies.
+
+    Plain steps accept nothing, so `typical` has none; for TensorRT a plain step is a round of one node.
+    """
     return [
         graph_name(kind, graph_variant(policy, penalised=penalised))
         for penalised in ((False, True) if repetition_penalty else (False,))
         for policy in policies
-        for kind in KINDS
+        for kind in (KINDS if target == ONNXRUNTIME else KINDS[:1])
         if (kind, policy) != ("step", TYPICAL)
     ]
 
@@ -161,9 +178,14 @@ def parse_manifest(document: object, path: Path) -> Manifest:
             raise UserError(f'{path}: "{name}" is {shown(document.get(name))}', _EXPORT_HINT)
         return document[name]
 
+    target, dtype = field_of("target", str), field_of("dtype", str)
+    for name, value, known in (("target", target, TARGET_DTYPES), ("dtype", dtype, TARGET_DTYPES.get(target, ()))):
+        if value not in known:
+            raise UserError(f'{path}: "{name}" is {shown(value)}', _EXPORT_HINT)
     policies = _policies(field_of("policies", list), path)
     penalty = field_of("repetition_penalty", bool)
-    graphs = _graphs(field_of("graphs", dict), graph_names(policies, repetition_penalty=penalty), path)
+    names = graph_names(policies, repetition_penalty=penalty, target=target)
+    graphs = _graphs(field_of("graphs", dict), names, path)
     files = listed_files(field_of("files", dict), path)
     trees = _trees(field_of("trees", list), path)
     for name in (*graphs.values(), WEIGHTS_NAME, *trees, GENERATION_NAME):
@@ -171,8 +193,9 @@ def parse_manifest(document: object, path: Path) -> Manifest:
             raise UserError(f'{path}: "files" does not list {shown(name)}', _EXPORT_HINT)
     return Manifest(
         name=field_of("name", str),
-        dtype=field_of("dtype", str),
-        limits=_limits(field_of("limits", dict), path),
+        target=target,
+        dtype=dtype,
+        limits=_limits(field_of("limits", dict), target, path),
         model=field_of("model", dict),
         heads=field_of("heads", dict),
         tools=field_of("tools", dict),
@@ -237,16 +260,25 @@ def document_sha256(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _limits(values: Mapping[str, Any], path: Path) -> Limits:
+def cache_rows(target: str, max_length: int, depth: int, max_tree_nodes: int) -> int:
+    """The fewest S_max: the compaction body writes D+1+N rows at P, of which D+1 may lie behind the last that is used.
+
+    With fixed shapes N is `max_tree_nodes` at the end of the cache, too.
+    """
+    return max_length + depth + 1 + (max_tree_nodes if target == TENSORRT else 0)
+
+
+def _limits(values: Mapping[str, Any], target: str, path: Path) -> Limits:
     expected = {field.name for field in fields(Limits)}
     for name in expected:
         value = values.get(name)
         if type(value) is not int or not 0 < value < LARGEST_LIMIT:
             raise UserError(f'{path}: "limits.{name}" is {shown(value)}', _EXPORT_HINT)
     limits = Limits(**{name: values[name] for name in expected})
-    if limits.cache_rows < limits.max_length + limits.depth + 1:
+    least = cache_rows(target, limits.max_length, limits.depth, limits.max_tree_nodes)
+    if limits.cache_rows < least:
         raise UserError(
-            f'{path}: "limits.cache_rows" is {limits.cache_rows}, below max_length + depth + 1', _EXPORT_HINT
+            f'{path}: "limits.cache_rows" is {limits.cache_rows}; the limits need at least {least}', _EXPORT_HINT
         )
     return limits
 

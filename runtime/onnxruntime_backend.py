@@ -74,7 +74,7 @@ class OnnxRuntimeBackend:
         self.session(graph_name("round" if speculation else "step", policy))
 
     def new_state(self) -> OnnxRuntimeState:
-        """An empty cache of `limits.cache_bytes` bytes; the system gives memory as rows are written."""
+        """An empty cache of `manifest.cache_bytes` bytes; the system gives memory as rows are written."""
         return OnnxRuntimeState(self)
 
     def session(self, graph: str) -> ort.InferenceSession:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Owns a cache of `limits.cache_bytes` bytes; `Engine.session` makes one, `close` or `with` releases it.
+    """Owns a cache of `manifest.cache_bytes` bytes; `Engine.session` makes one, `close` or `with` releases it.
 
     A prompt that begins as the tokens in the cache do, those of the last prompt and answer, runs only what is new;
     the answer is that of a new session. The system gives memory as rows are written.

@@ -29,7 +29,7 @@ for cycle in range(50):
         with session.fork() as fork:
             fork.generate(prompt_ids=[*prompt, 1], max_new_tokens=10)
     sizes.append(resident_bytes())
-print(json.dumps({"sizes": sizes, "cache": engine.limits.cache_bytes}))
+print(json.dumps({"sizes": sizes, "cache": engine.manifest.cache_bytes}))
 """
 
 
