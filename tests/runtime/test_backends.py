@@ -26,8 +26,9 @@ from medusa_engine.runtime.tree import Tree, parse_tree
 if TYPE_CHECKING:
     from tiny_models import Exported, Rigged
 
-# The stand-ins run a plan's work as late as they may, or at once.
-BACKENDS = ["onnxruntime", "late", "early", pytest.param("gpu", marks=pytest.mark.gpu)]
+# Plans: of a graph for ONNX Runtime or of one for TensorRT (fixed), whose work the stand-ins run as late as they may
+# or at once (early); and built, on a GPU.
+BACKENDS = ["onnxruntime", "late", "early", "fixed", pytest.param("gpu", marks=pytest.mark.gpu)]
 PAIR = parse_tree([[0], [1]], "pair")
 CHAIN = parse_tree([[0], [0, 0], [0, 0, 0]], "chain")
 WIDE = parse_tree([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1], [0, 1, 0, 1]], "wide")
@@ -40,30 +41,30 @@ def in_words(trees: list[Tree]) -> str:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    exported: Exported = request.getfixturevalue("rigged_96")
     if request.param == "onnxruntime":
+        exported: Exported = request.getfixturevalue("rigged_96")
         yield Engine.open(exported.bundle, threads=1)
         return
     path = tmp_path_factory.mktemp("plan") / "rigged.plan"
     if request.param == "gpu":
-        yield Engine.open(build_plan(exported, path))
+        _need_gpu()
+        yield Engine.open(build_plan(request.getfixturevalue("rigged_fixed").bundle, path))
         return
     cudart = FakeCudart()
     cudart.early = request.param == "early"
+    exported = request.getfixturevalue("rigged_fixed" if request.param == "fixed" else "rigged_96")
     yield open_plan(exported.bundle, make_plan(exported.bundle, path), cudart).engine
 
 
-def build_plan(exported: Exported, path: Path) -> Path:
-    """A real plan of the same checkpoint, for the GPU here."""
+def _need_gpu() -> None:
     try:
         open_cuda()
     except UserError:
         pytest.skip("needs a CUDA device")
-    from tiny_models import export
 
-    bundle = path.with_suffix(".bundle")
-    options = ("--max-length", "96", "--max-tree-nodes", "24", "--target", "tensorrt", "--precision", "fp16")
-    export(exported.checkpoint, bundle, *options)
+
+def build_plan(bundle: Path, path: Path) -> Path:
+    """A real plan, for the GPU here."""
     command = [str(Path(sys.executable).with_name("medusa-build")), str(bundle), "-o", str(path)]
     flavor = "tensorrt" if _importable("tensorrt") else "tensorrt-rtx"
     subprocess.run([*command, "--flavor", flavor], check=True)
