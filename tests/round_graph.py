@@ -154,18 +154,23 @@ class RoundGraph:
         return self.node("ArgMax", [logits], "best", axis=2, keepdims=0)  # [1, R]
 
     def _results(self, best: str) -> None:
+        self.constant("vocab", np.array([VOCAB]))
         token = self.node("Gather", [self.node("Squeeze", [best, "zero"], "of_rows"), "zero"], "token", axis=0)  # [1]
         path = self.node("Gather", ["retrieve_indices", self.constant("first", np.array(0))], "path", axis=0)  # [D+1]
-        self.node("Add", [path, token], "accepted_tokens")
+        self.node("Max", [self.node("Add", [path, token], "tokens"), "zero"], "accepted_tokens")
         stops = self.node("ReduceSum", ["stop_ids"], "stops", keepdims=1)
         self.node("Add", ["one", self.node("Mul", [stops, "zero"], "nothing")], "accepted_count")
         self.node("Sub", ["token_budget", "accepted_count"], "next_token_budget")
         self.node("Not", [self.node("Not", ["finished"], "unfinished")], "next_finished")
-        self.node("Unsqueeze", [self.node("Add", ["tree_indices", token], "next_ids"), "zero"], "next_input_ids")
-        root = self.node("Gather", [self.node("Squeeze", ["position_ids", "zero"], "position"), "zero"], "root", axis=0)
-        self.node("Unsqueeze", [self.node("Add", ["tree_indices", root], "next_at"), "zero"], "next_position_ids")
-        self.node("Add", ["staged", "zero"], "next_past_length")
-        self.node("Mul", [path, path], "next_pending_rows")
+        ids = self.node("Mod", [self.node("Add", ["tree_indices", token], "drafts"), "vocab"], "next_ids")
+        self.node("Unsqueeze", [ids, "zero"], "next_input_ids")
+        position = self.node("Squeeze", ["position_ids", "zero"], "position")  # [N]
+        root = self.node("Gather", [position, self.node("Gather", ["logit_rows", "zero"], "root_row")], "root")  # [1]
+        behind = self.node("Add", [root, "one"], "behind")
+        depth = self.node("Min", ["tree_indices", "one"], "depth")  # right for one level of drafts
+        self.node("Unsqueeze", [self.node("Add", [depth, behind], "next_at"), "zero"], "next_position_ids")
+        self.node("Add", [root, "zero"], "next_past_length")
+        self.node("Sub", [path, path], "next_pending_rows")  # the root alone
         self.node("Add", ["accepted_count", "zero"], "next_pending_count")
 
     def save(self, path: Path) -> None:
