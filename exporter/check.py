@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +15,49 @@ import torch
 
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.trace import cache_names
+from medusa_engine.exporter.widen import write_widened
 from medusa_engine.runtime.errors import UserError
 
-# fp32 logits of two correct implementations differ by rounding only; a wrong row or position by far more.
-TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# fp32 logits of two correct implementations differ by rounding only; a wrong row or position by far more. A graph of a
+# narrow dtype holds constants that are rounded to it.
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 3e-3, torch.bfloat16: 1e-2}
+# Of a graph that computes in fp16, whose numbers have 11 bits, from fp32, behind many layers.
+FP16_TOLERANCE = 3e-2
 CHUNK_TOKENS = 16
 BRANCH_TOKENS = 6
 
 Int64Array = npt.NDArray[np.int64]
+Logits = npt.NDArray[np.float32]
 
 
-def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
-    """Compare the graph's logits with transformers' own eager attention: a prompt chunk, then a tree behind it.
+@dataclass(frozen=True)
+class Reference:
+    """Passes, and what transformers' own eager attention makes of them.
 
-    The tree has a root and two branches of equal positions, so that rows, positions and the cache of the earlier
-    pass all show in the logits.
+    A prompt chunk, then a tree behind it. The tree has a root and two branches of equal positions, so that rows,
+    positions and the cache of the earlier pass all show in the logits.
 
-    Args:
-        model: the backbone that was traced.
-        graph: a round graph that outputs its logits too.
+    Attributes:
+        architecture: the model's class.
+        passes: input_ids [N], position_ids [N] and tree_mask [N, N] of each pass; the last row is accepted.
+        logits: [rows, V] of the rows of all passes, computed in fp32 from the weights in their own dtype.
+    """
 
-    Returns:
-        The largest difference, relative to the largest logit.
+    architecture: str
+    passes: list[tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]]
+    logits: Logits
+
+
+def reference_logits(model: Any, shape: RoundShape) -> Reference:
+    """The reference for a model and the sizes of its round: where the cache is short, fewer rows.
 
     Raises:
-        UserError: they differ by more than `TOLERANCES` allow, or transformers' are NaN.
+        UserError: transformers' logits are NaN.
     """
     room = shape.cache_rows - shape.depth - 1 - (shape.max_tree_nodes if shape.fixed else 0)
     chunk = min(CHUNK_TOKENS, max(1, room - 1))
     branch = max(0, min(BRANCH_TOKENS, (room - chunk - 1) // 2))
-    vocab_size = model.config.get_text_config().vocab_size
-    tokens = np.random.default_rng(0).integers(0, vocab_size, size=chunk + 1 + 2 * branch)
+    tokens = np.random.default_rng(0).integers(0, shape.vocab_size, size=chunk + 1 + 2 * branch)
     behind_root = chunk + 1
     branches = tokens[behind_root : behind_root + branch], tokens[behind_root + branch :]
     one, other = (_transformers_logits(model, np.concatenate([tokens[:behind_root], path])) for path in branches)
@@ -51,9 +66,7 @@ def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
             f"{type(model).__name__}: the model's own logits are NaN in transformers",
             "check the checkpoint: weights that are NaN or infinite cannot be decoded with",
         )
-
-    session = _GraphSession(graph, shape)
-    got = [session.run(tokens[:chunk], np.arange(chunk), np.tri(chunk, dtype=np.bool_))]
+    passes = [(tokens[:chunk], np.arange(chunk), np.tri(chunk, dtype=np.bool_))]
     expected = [one[:chunk]]
     if chunk < room:
         depths = np.concatenate([[0], *[np.arange(1, branch + 1)] * 2])
@@ -61,30 +74,71 @@ def check_logits(model: Any, graph: Path, shape: RoundShape) -> float:
         mask[:, 0] = True
         for start in (1, 1 + branch):
             mask[start : start + branch, start : start + branch] = np.tri(branch, dtype=np.bool_)
-        got.append(session.run(tokens[chunk:], chunk + depths, mask))
+        passes.append((tokens[chunk:], chunk + depths, mask))
         expected += [one[chunk:], other[behind_root:]]
-    difference = _relative_difference(np.concatenate(got), np.concatenate(expected))
+    return Reference(type(model).__name__, passes, np.concatenate(expected))
+
+
+def check_logits(reference: Reference, graph: Path, shape: RoundShape) -> float:
+    """Compare the logits of a graph with those of the reference.
+
+    A graph of fp16 or bf16 is compared in fp32, over its own weights, almost as strictly. One of fp16 is then
+    run as it is, too; bf16, which has the range of fp32, ONNX Runtime does not compute.
+
+    Args:
+        graph: a round graph that outputs its logits too; a file beside it is written and goes again.
+
+    Returns:
+        The largest difference in fp32, relative to the largest logit.
+
+    Raises:
+        UserError: a difference is more than `TOLERANCES` allow, or in fp16 more than `FP16_TOLERANCE`.
+    """
+    wide = graph
+    if shape.dtype != torch.float32:
+        wide = graph.with_suffix(".fp32.onnx")
+        write_widened(graph, wide)
+    difference = _difference(reference, wide, shape, np.float32)
     if not difference <= TOLERANCES[shape.dtype]:  # NaN fails too
         raise UserError(
-            f"{type(model).__name__}: the exported graph's logits differ from transformers' by {difference:.1e}",
+            f"{reference.architecture}: the exported graph's logits differ from transformers' by {difference:.1e}",
             "this model cannot be exported faithfully; please report its config.json",
         )
+    if shape.dtype == torch.float16:
+        wide.unlink()
+        narrow = _difference(reference, graph, shape, np.float16)
+        if not narrow <= FP16_TOLERANCE:
+            raise UserError(
+                f"{reference.architecture}: the logits in fp16 differ from those in fp32 by {narrow:.1e}",
+                "give --precision bf16: its range is that of fp32",
+            )
+    elif wide != graph:
+        wide.unlink()
     return difference
+
+
+def _difference(reference: Reference, graph: Path, shape: RoundShape, dtype: type[np.floating[Any]]) -> float:
+    """The largest, relative to the largest logit."""
+    session = _GraphSession(graph, shape, dtype)
+    got = np.concatenate([session.run(*inputs) for inputs in reference.passes])
+    return float(np.abs(got - reference.logits).max() / max(np.abs(reference.logits).max(), 1e-9))
 
 
 class _GraphSession:
     """The round graph, pass by pass; the state goes back in as in the runtime, through copies."""
 
-    def __init__(self, graph: Path, shape: RoundShape) -> None:
+    def __init__(self, graph: Path, shape: RoundShape, dtype: type[np.floating[Any]]) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3  # errors only: it would warn that these runs copy the cache
+        if shape.dtype != torch.float32:  # it would keep each weight in fp32, beside the narrow one
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         self._outputs = [value.name for value in self._session.get_outputs()]
         nodes = shape.max_tree_nodes if shape.fixed else 1
         self._paths = np.full((nodes, shape.depth + 1), -1)
         self._tree = np.zeros(nodes, dtype=np.int64)
         self._stop_ids = np.full(shape.stop_ids if shape.fixed else 0, -1)
-        cache = np.zeros(shape.cache_size, dtype=str(shape.dtype).removeprefix("torch."))
+        cache = np.zeros(shape.cache_size, dtype=dtype)
         self._state: dict[str, npt.NDArray[Any]] = {
             "past_length": np.zeros(1, dtype=np.int64),
             "pending_rows": np.zeros(shape.depth + 1, dtype=np.int64),
@@ -94,9 +148,7 @@ class _GraphSession:
             **dict.fromkeys(cache_names("past_key", "past_value", shape), cache),
         }
 
-    def run(
-        self, input_ids: Int64Array, position_ids: Int64Array, tree_mask: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.float32]:
+    def run(self, input_ids: Int64Array, position_ids: Int64Array, tree_mask: npt.NDArray[np.bool_]) -> Logits:
         """Logits [N, V] of N rows; the last row is the one that is accepted."""
         rows = len(input_ids)
         self._paths[0, 0] = rows - 1
@@ -114,22 +166,41 @@ class _GraphSession:
         for name in self._state:
             source = name.replace("past_", "present_", 1) if "." in name else f"next_{name}"
             self._state[name] = named[source]
-        logits: npt.NDArray[np.float32] = named["logits"]
+        logits: Logits = named["logits"]
         return logits
 
 
-def _transformers_logits(model: Any, tokens: Int64Array) -> npt.NDArray[np.float32]:
+def _transformers_logits(model: Any, tokens: Int64Array) -> Logits:
     traced_attention = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
-        with torch.no_grad():
-            logits: npt.NDArray[np.float32] = (
-                model(torch.from_numpy(tokens)[None], use_cache=False).logits[0].float().numpy()
-            )
+        with torch.no_grad(), _computed_in_fp32(model):
+            logits: Logits = model(torch.from_numpy(tokens)[None], use_cache=False).logits[0].numpy()
     finally:
         model.set_attn_implementation(traced_attention)
     return logits
 
 
-def _relative_difference(got: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
-    return float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-9))
+@contextmanager
+def _computed_in_fp32(model: torch.nn.Module) -> Iterator[None]:
+    """Let each module have its own weights in fp32 while it runs: all at once they would take twice the memory."""
+    stored: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def widen(module: torch.nn.Module, _inputs: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            stored[parameter] = parameter.data
+            parameter.data = parameter.data.float()
+
+    def restore(module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            parameter.data = stored.pop(parameter)
+
+    hooks = []
+    for module in model.modules():
+        if any(parameter.dtype != torch.float32 for parameter in module.parameters(recurse=False)):
+            hooks += [module.register_forward_pre_hook(widen), module.register_forward_hook(restore)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -16,7 +16,7 @@ import transformers
 
 from medusa_engine.exporter import bundle, checkpoint, graphs
 from medusa_engine.exporter.backbone import check_backbone
-from medusa_engine.exporter.check import check_logits
+from medusa_engine.exporter.check import check_logits, reference_logits
 from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
@@ -101,8 +101,9 @@ def export(settings: ExportSettings) -> Path:
         with _stage("comparing logits with transformers"), _traceable(source, model):
             probe = folder / "check.onnx"
             graphs.write_graph(traced, probe, shape, graph_name="round", logits=True)
-            del traced
-            check_logits(model, probe, shape)
+            reference = reference_logits(model, shape)
+            del traced, round_module, medusa_heads
+            check_logits(reference, probe, shape)
             probe.unlink()
         with _stage("writing the manifest"):
             manifest = _manifest(target.name, limits, source, model, heads, folder, settings)

@@ -61,7 +61,7 @@ def judge(
     best_token = logits.argmax(dim=-1)  # [R]
     chosen = {GREEDY: best_token}  # policy -> the target's token behind each row with logits, [R]
     if SAMPLE in policies:
-        chosen[SAMPLE] = sample(logits, sampling)
+        chosen[SAMPLE] = sample(logits, sampling, best_token)
     chosen = {policy: _decided(logits, tokens) for policy, tokens in chosen.items()}
     verdicts = {}
     for policy, tokens in chosen.items():
@@ -83,11 +83,15 @@ def judge(
         parents = paths.by_row(logit_index)[:, :-1]  # [paths, D]
         edges = parents * probabilities.shape[1] + paths.tokens[:, 1:]
         likely = probabilities.reshape(-1).index_select(0, edges.reshape(-1)).view_as(edges)
+        if sampling.ranks is None:  # at temperature 0 the argmax alone is likely
+            best = paths.tokens[:, 1:] == best_token.index_select(0, parents.reshape(-1)).view_as(parents)
+            likely = torch.where(sampling.temperature > 0, likely, best.to(likely.dtype))
+            threshold = torch.where(sampling.temperature > 0, threshold, 0.5)
         published = publish(accept_likely(paths, likely, threshold.index_select(0, logit_index)), stop)
         row = logit_index.index_select(0, published["winning_row"])  # [1]
-        row_logits = logits.index_select(0, row)  # [1, V]
-        drawn = sample(row_logits, sampling.rows(row))
-        next_root = torch.where(typical.root_drawn, drawn, best_token.index_select(0, row))
+        row_logits, row_best = logits.index_select(0, row), best_token.index_select(0, row)  # [1, V], [1]
+        drawn = sample(row_logits, sampling.rows(row), row_best)
+        next_root = torch.where(typical.root_drawn, drawn, row_best)
         verdicts[TYPICAL] = Verdict(published, _decided(row_logits, next_root), None)
     return verdicts
 

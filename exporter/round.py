@@ -197,6 +197,8 @@ class Round(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Target logits [R, V] in fp32, and the hidden rows [R, H] they were projected from."""
         mask = self.attention_mask(position_ids, tree_mask, live, staged)
+        if self.shape.fixed:  # passes that were launched behind one whose logits decided no root: -1 reaches no gather
+            input_ids = input_ids.clamp(min=0)
         out = self.model(
             input_ids=input_ids,
             position_ids=position_ids,

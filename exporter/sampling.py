@@ -17,7 +17,7 @@ class SamplingInputs(NamedTuple):
 
     Attributes:
         uniforms: [R] fp32 in (0, 1), one for each row with logits.
-        temperature: [1] fp32, above 0.
+        temperature: [1] fp32, above 0; where shapes are fixed 0 too, which is greedy.
         top_k: [1] int64; more than there are `ranks`, or V: off.
         top_p, min_p: [1] fp32; 1 and 0: off.
         ranks: [C] of any content: its length is the number of largest logits to be sorted. `top_k` if that is given,
@@ -37,9 +37,10 @@ class SamplingInputs(NamedTuple):
         return self._replace(uniforms=self.uniforms.index_select(0, rows))
 
 
-def sample(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
-    """[R] tokens drawn from logits [R, V] behind temperature, top-k, top-p and min-p."""
-    return draw(processed_weights(logits, inputs), inputs.uniforms)
+def sample(logits: torch.Tensor, inputs: SamplingInputs, best_token: torch.Tensor) -> torch.Tensor:
+    """[R] tokens drawn from logits [R, V] behind temperature, top-k, top-p and min-p; `best_token` [R]: their argmax."""
+    tokens = draw(processed_weights(logits, inputs), inputs.uniforms)
+    return tokens if inputs.ranks is not None else torch.where(inputs.temperature > 0, tokens, best_token)
 
 
 def processed_weights(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:

@@ -83,13 +83,13 @@ def test_manifest_that_is_not_utf8(bundle: Path, commands: Commands) -> None:
 
 
 def test_newer_format_version_is_named_with_the_newest_known(bundle: Path, commands: Commands) -> None:
-    edit_manifest(bundle, lambda document: document.update(format_version=3))
-    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "version 3", "newer than 2"])
+    edit_manifest(bundle, lambda document: document.update(format_version=4))
+    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "version 4", "newer than 3"])
 
 
 def test_older_format_version_is_refused(bundle: Path, commands: Commands) -> None:
     edit_manifest(bundle, lambda document: document.update(format_version=1))
-    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "version 1", "older than 2"])
+    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", "version 1", "older than 3"])
 
 
 @pytest.mark.parametrize("version", [None, "1", 0, -1, 1.0, True, [1]])
