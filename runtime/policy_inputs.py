@@ -66,9 +66,8 @@ def drawn_inputs(
 def plan_inputs(policy: AcceptancePolicy, acceptance: str, vocab_size: int, positions: int) -> dict[str, Any]:
     """Inputs by name of a plan, which has one graph for every policy that it runs; they stay for a whole answer.
 
-    The uniforms are those of every position, [positions] fp32: the graph takes the ones of its rows. A plan of
-    `sample` or `typical` is greedy where only the largest logit counts: the first of equal ones under the smallest
-    uniform, and of drafts those with more than half the probability at the least temperature.
+    A graph of `sample` or `typical` is greedy at temperature 0. The uniforms are those of every position,
+    [positions] fp32: the graph takes the ones of its rows.
 
     Args:
         acceptance: of the plan's graph.
@@ -76,13 +75,8 @@ def plan_inputs(policy: AcceptancePolicy, acceptance: str, vocab_size: int, posi
     """
     if acceptance == GREEDY:
         return {}
-    if policy.effective != GREEDY:
-        inputs = constant_inputs(policy, vocab_size)
-        del inputs["ranks"]
-        return inputs | {"uniforms": uniforms(policy.seed, np.arange(positions))}
-    least = {"temperature": 1.0, "top_p": 1.0, "min_p": 1.0}
-    if acceptance == TYPICAL:
-        least |= {"temperature": 1e-5, "posterior_threshold": 0.5, "posterior_alpha": 1e30}
-    inputs = {name: np.array([value], dtype=np.float32) for name, value in least.items()}
-    inputs |= {"top_k": np.ones(1, dtype=np.int64), "uniforms": np.full(positions, 2.0**-24, dtype=np.float32)}
-    return inputs | ({"root_drawn": np.zeros(1, dtype=np.bool_)} if acceptance == TYPICAL else {})
+    greedy = policy.effective == GREEDY
+    inputs = constant_inputs(AcceptancePolicy(acceptance) if greedy else policy, vocab_size)
+    del inputs["ranks"]
+    inputs["uniforms"] = uniforms(policy.seed, np.arange(positions))
+    return inputs | ({"temperature": np.zeros(1, dtype=np.float32)} if greedy else {})

@@ -123,6 +123,20 @@ def rigged_64(tmp_path_factory: pytest.TempPathFactory, rigged_heads: Rigged) ->
     return export(folder, folder / "bundle", "--max-length", "64")
 
 
+@pytest.fixture(scope="session")
+def rigged_96(tmp_path_factory: pytest.TempPathFactory, rigged_heads: Rigged) -> Exported:
+    """The rigged model with the stop tokens of `rigged_32`, a cache of 96 rows and trees of up to 24 nodes.
+
+    Its keys and values depend on the whole context, its answer on the last token.
+    """
+    from tiny_models import export, save_rigged
+
+    folder = tmp_path_factory.mktemp("rigged_96")
+    behind_0 = rigged_heads.answer([0], 30)
+    save_rigged(folder, rigged_heads, eos_token_id=[behind_0[9], behind_0[29]])
+    return export(folder, folder / "bundle", "--max-length", "96", "--max-tree-nodes", "24")
+
+
 @pytest.fixture(scope="session", params=["own_heads", "shared_heads", "zero_heads", "rigged_64"])
 def any_bundle(request: pytest.FixtureRequest) -> Exported:
     """Each kind of heads in turn."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import onnx
 import pytest
 from command_checks import Commands
+from nan_weights import EMBEDDING, LM_HEAD, with_nan_row
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import document_sha256, file_sha256
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.tree import parse_tree
 
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
 PROMPT = [7, 3, 1]
 TOKENS = 6
 TREE = parse_tree([[0], [0, 0]], "two drafts")
-EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MESSAGE = "the model's logits behind the last token are NaN or infinite"
 WAYS = [("greedy", True), ("sample", True), ("typical", True), ("greedy", False), ("sample", False)]
 
@@ -33,23 +28,6 @@ def options(policy: str, speculation: bool) -> dict[str, Any]:
     seed = {} if policy == "greedy" else {"seed": 3}
     tree = TREE if speculation else None
     return {"acceptance": AcceptancePolicy(policy, **seed), "speculation": speculation, "tree": tree}  # type: ignore[arg-type]
-
-
-def with_nan_row(source: Path, target: Path, weight: str, row: int) -> Path:
-    """A copy of a bundle with NaN in one row of one weight, as if it had been exported so."""
-    shutil.copytree(source, target)
-    graph = onnx.load(target / "round.onnx", load_external_data=False).graph
-    (tensor,) = (tensor for tensor in graph.initializer if tensor.name.endswith(weight))
-    (offset,) = (int(entry.value) for entry in tensor.external_data if entry.key == "offset")
-    weights = np.memmap(target / "weights.bin", np.float32, "r+", offset, tuple(tensor.dims))
-    weights[row] = np.nan
-    weights.flush()
-    path = target / "manifest.json"
-    document = json.loads(path.read_text())
-    document["files"]["weights.bin"]["sha256"] = file_sha256(target / "weights.bin")
-    del document["sha256"]
-    path.write_text(json.dumps(document | {"sha256": document_sha256(document)}))
-    return target
 
 
 @pytest.fixture(scope="module")
