@@ -109,7 +109,11 @@ class RoundGraph:
         self.node("Sub", ["count", "one"], "last")
         self.node("Min", [self.node("Max", ["packed", "zero"], "from_zero"), "last"], "column")
         self.node("Gather", ["tree_mask", "column"], "of_tree", axis=1)
-        self.node("And", ["of_tree", self.node("Less", ["packed", "count"], "inside")], "seen")
+        ahead, behind = (
+            self.node("GreaterOrEqual", ["packed", "zero"], "ahead"),
+            self.node("Less", ["packed", "count"], "in"),
+        )
+        self.node("And", ["of_tree", self.node("And", [ahead, behind], "inside")], "seen")
         self.node("Or", ["seen", self.node("Less", ["packed", "zero"], "committed")], "visible")
         self.constant("seen_score", np.zeros((), np.float16))
         self.constant("hidden_score", np.full((), -30000, np.float16))
@@ -121,7 +125,8 @@ class RoundGraph:
         width = KV_HEADS * self.head_dim
 
         def weights(name: str, *shape: int) -> str:
-            return self.constant(name, (generator.standard_normal(shape) / np.sqrt(width)).astype(np.float16))
+            scale = 8 if "value" in name else 1  # what is attended to decides the tokens
+            return self.constant(name, (scale * generator.standard_normal(shape) / np.sqrt(width)).astype(np.float16))
 
         hidden = self.node("Gather", [weights("embedding", VOCAB, width), "input_ids"], "hidden.0", axis=0)  # [1, N, H]
         self.constant("by_head", np.array([1, -1, KV_HEADS, self.head_dim]))

@@ -144,17 +144,17 @@ def test_timing_cache_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     ("text", "kept"),
     [  # said by TensorRT-RTX 1.7.1
         (
-            "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (ITopKLayer my_topk: my_topk: K exceeds the"
-            " maximum value allowed (3840). In processCheck at /_src/optimizer/shapeof/graphShapeAnalyzer.cpp:1066 In"
+            "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (ITopKLayer my_topk: my_topk: K exceeds"
+            " the maximum value allowed (3840). In processCheck at /_src/optimizer/shapeof/graphShapeAnalyzer.cpp:1066 In"
             " analyzeShapes at /_src/optimizer/shapeof/graphShapeAnalyzer.cpp:2825)",
             "ITopKLayer my_topk: my_topk: K exceeds the maximum value allowed (3840).",
         ),
         (
-            "Invalid Node - my_mm\nITensor::getDimensions: Error Code 4: API Usage Error (my_mm: last dimension of input0"
-            " = 32 and second to last dimension of input1 = 7 but must match. In validate at"
-            " /_src/optimizer/api/layers/matrixMultiplyLayer.cpp:192)\n[checkMacros.cpp::catchCudaError::250] Error Code"
-            " 1: Cuda Runtime (In catchCudaError at /_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: CUDA driver"
-            " version is insufficient for CUDA runtime version))",
+            "Invalid Node - my_mm\nITensor::getDimensions: Error Code 4: API Usage Error (my_mm: last dimension of"
+            " input0 = 32 and second to last dimension of input1 = 7 but must match. In validate at"
+            " /_src/optimizer/api/layers/matrixMultiplyLayer.cpp:192)\n[checkMacros.cpp::catchCudaError::250] Error"
+            " Code 1: Cuda Runtime (In catchCudaError at /_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: CUDA"
+            " driver version is insufficient for CUDA runtime version))",
             "my_mm: last dimension of input0 = 32 and second to last dimension of input1 = 7 but must match.",
         ),
         (

@@ -93,7 +93,7 @@ def edited_manifest(bundle: Path, copy: Path, **fields: object) -> Path:
     document = json.loads(path.read_text())
     del document["sha256"]
     if "graphs" in fields:
-        fields["graphs"] = {name: "round.onnx" for name in ("round", "step")}
+        fields["graphs"] = dict.fromkeys(("round", "step"), "round.onnx")
     document |= fields
     path.write_text(json.dumps(document | {"sha256": document_sha256(document)}))
     return copy
@@ -280,7 +280,10 @@ def too_many_ranks(graph: RoundGraph) -> None:
         (unsupported_operator, ["node node_distinct (Unique", "not supported"]),
         (
             shapes_that_do_not_fit,
-            ["node_misfit (MatMul of [chosen -> (1, -1, 32)[HALF]]", "[narrow -> (7, 3)[HALF]]): node_misfit: last dimension of"],
+            [
+                "node_misfit (MatMul of [chosen -> (1, -1, 32)[HALF]]",
+                "[narrow -> (7, 3)[HALF]]): node_misfit: last dimension of",
+            ],
         ),
         (too_many_ranks, ["node_ranks", "TopK of [spread -> (1, 6000)[FLOAT]]", "3840"]),
     ],

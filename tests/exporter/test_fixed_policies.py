@@ -98,9 +98,7 @@ def run_round(probe: FixedProbe, round_: Round, policy: AcceptancePolicy) -> tup
 
 
 @pytest.mark.parametrize("parameters", SAMPLING, ids=str)
-def test_the_sample_graph_walks_as_the_reference(
-    probes: dict[str, FixedProbe], parameters: dict[str, Any]
-) -> None:
+def test_the_sample_graph_walks_as_the_reference(probes: dict[str, FixedProbe], parameters: dict[str, Any]) -> None:
     generator = np.random.default_rng(1)
     for seed in range(ROUNDS // 4):
         round_ = random_round(generator, probes["sample"])

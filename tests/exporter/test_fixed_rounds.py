@@ -90,7 +90,9 @@ def test_the_largest_tree_runs_until_the_last_row_of_the_cache(fixed: FixedProbe
     fixed.reset()
     tree = random_tree(np.random.default_rng(0), fixed, fixed.limits.max_tree_nodes)
     budget = np.array([MAX_LENGTH - 1])
-    values = fixed.run([3], Pending(0, []), chunk_buffers(1, fixed.limits.depth), next_tree=tree, token_budget=budget + 1)
+    values = fixed.run(
+        [3], Pending(0, []), chunk_buffers(1, fixed.limits.depth), next_tree=tree, token_budget=budget + 1
+    )
     answer: list[int] = []
     while not values["next_finished"][0]:
         state = {"token_budget": values["next_token_budget"], "finished": values["next_finished"]}

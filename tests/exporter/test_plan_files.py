@@ -42,9 +42,13 @@ def test_new_plan_replaces_all_three_parts(path: Path) -> None:
 
 
 def test_failure_while_writing_leaves_the_old_plan(path: Path) -> None:
-    with unchanged(path.parent), pytest.raises(ZeroDivisionError), new_plan(path, force=True) as place:
-        write(place, "new")
-        raise ZeroDivisionError
+    def fail() -> None:
+        with new_plan(path, force=True) as place:
+            write(place, "new")
+            raise ZeroDivisionError
+
+    with unchanged(path.parent), pytest.raises(ZeroDivisionError):
+        fail()
 
 
 @pytest.mark.parametrize("failing", range(6))
@@ -66,9 +70,7 @@ def test_failure_while_moving_leaves_the_old_plan(failing: int, path: Path, monk
 
 
 @pytest.mark.parametrize("moves", range(7))
-def test_kill_while_moving_leaves_a_whole_plan_or_none(
-    moves: int, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_while_moving_leaves_a_whole_plan_or_none(moves: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies there, played by an exception that no clean-up comes behind."""
 
     class Killed(BaseException):
@@ -108,9 +110,14 @@ def test_what_a_killed_build_left_goes_with_the_next(path: Path) -> None:
 
 def test_plan_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "model.plan"
-    with pytest.raises(UserError, match="exists and is no plan"), new_plan(path, force=True) as place:
-        write(place, "new")
-        path.write_text("somebody else's")
+
+    def build() -> None:
+        with new_plan(path, force=True) as place:
+            write(place, "new")
+            path.write_text("somebody else's")
+
+    with pytest.raises(UserError, match="exists and is no plan"):
+        build()
     assert path.read_text() == "somebody else's"
     assert list(tmp_path.iterdir()) == [path]
 
