@@ -38,7 +38,7 @@ class SamplingInputs(NamedTuple):
 
 
 def sample(logits: torch.Tensor, inputs: SamplingInputs, best_token: torch.Tensor) -> torch.Tensor:
-    """[R] tokens drawn from logits [R, V] behind temperature, top-k, top-p and min-p; `best_token` [R]: their argmax."""
+    """[R] tokens drawn from logits [R, V] behind temperature, top-k, top-p and min-p; `best_token` [R]: argmax."""
     tokens = draw(processed_weights(logits, inputs), inputs.uniforms)
     return tokens if inputs.ranks is not None else torch.where(inputs.temperature > 0, tokens, best_token)
 

@@ -1,4 +1,4 @@
-"""The graphs of sample and typical with fixed shapes: uniforms by position, no sorted logits, temperature 0 is greedy."""
+"""Sample and typical with fixed shapes: uniforms by position, no sorted logits, temperature 0 is greedy."""
 
 from __future__ import annotations
 
