@@ -15,7 +15,9 @@ from typing import Any
 
 _NODE = re.compile(r"(?P<name>.+) \[(?P<op>\w+)\] inputs: (?P<tensors>.*)")
 _PLACE = re.compile(r"\s*(?:\(|\b)In (?:function )?[\w:~]+ at /\S+:\d+\)?")  # in the library's own sources
-_PREFIX = re.compile(r"^(?:\w+::\w+: )?Error Code \d+: (?:API Usage Error|Internal Error|Myelin|\w+)? ?\(?")
+_PREFIX = re.compile(
+    r"^(?:Invalid Node - \S+ )?(?:\w+::\w+: )?Error Code \d+: (?:API Usage Error|Internal Error|Myelin|\w+)? ?\(?"
+)
 _MYELIN = re.compile(r"\[\S+:\d+: \w+\] (?:MyelinCheckException: \S+:\d+: )?")
 _NO_GPU = "cudaError 35"  # no driver: said of every failure on a machine without a GPU, and never the cause
 _LONGEST = 300  # characters
