@@ -45,15 +45,8 @@ def read_prompts(path: Path | None, engine: Engine, *, chat: bool) -> list[Promp
         UserError: the file cannot be read or holds no prompts, or one of them cannot be encoded or leaves no room.
     """
     if path is None:
-        if engine.tokenizer is None:
-            random = np.random.default_rng(0).integers(
-                0, engine.limits.vocab_size, size=(len(OWN_TEXTS), _RANDOM_TOKENS)
-            )
-            most = max(1, engine.limits.max_length - 1)
-            return [Prompt("random tokens", ids[:most]) for ids in random.tolist()]
-        entries = [(f"prompt {number}", text) for number, text in enumerate(OWN_TEXTS, 1)]
-        path = Path("the built-in prompts")
-    elif path.suffix.lower() == ".json":
+        return _own_prompts(engine, chat=chat)
+    if path.suffix.lower() == ".json":
         document = read_json(path, max_bytes=_MAX_JSON_BYTES, hint=_HINT)
         if not isinstance(document, list):
             raise UserError(f"{path}: is not a list of prompts but {shown(document)}", _HINT)
@@ -64,6 +57,18 @@ def read_prompts(path: Path | None, engine: Engine, *, chat: bool) -> list[Promp
     if not entries:
         raise UserError(f"{path}: holds no prompts", _HINT)
     return [_prompt(entry, f"{path}: {where}", engine, chat=chat) for where, entry in entries]
+
+
+def _own_prompts(engine: Engine, *, chat: bool) -> list[Prompt]:
+    """Cut to leave half of a small cache to the answer."""
+    most = max(1, engine.limits.max_length // 2)
+    if engine.tokenizer is None:
+        size = (len(OWN_TEXTS), _RANDOM_TOKENS)
+        random = np.random.default_rng(0).integers(0, engine.limits.vocab_size, size=size)
+        return [Prompt("random tokens", ids[:most]) for ids in random.tolist()]
+    texts = ([{"role": "user", "content": text}] if chat else text for text in OWN_TEXTS)
+    encoded = [engine.encode(text) for text in texts]
+    return [Prompt(" ".join(text.split()), ids[:most]) for text, ids in zip(OWN_TEXTS, encoded, strict=True)]
 
 
 def _prompt(entry: Any, where: str, engine: Engine, *, chat: bool) -> Prompt:
