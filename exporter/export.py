@@ -20,6 +20,7 @@ from medusa_engine.exporter import bundle, checkpoint, graphs
 from medusa_engine.exporter.backbone import check_backbone
 from medusa_engine.exporter.check import check_logits, reference_logits
 from medusa_engine.exporter.check_rows import check_rows
+from medusa_engine.exporter.cost_facts import cost_facts
 from medusa_engine.exporter.exact_attention import use_exact_attention
 from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
@@ -235,6 +236,7 @@ def _manifest(
             "name": source.name,
             "architecture": type(model).__name__,
             "hidden_size": model.config.get_text_config().hidden_size,
+            **cost_facts(model),
             "weights_sha256": {file.name: file_sha256(file) for file in source.weight_files()},
         },
         heads={
@@ -242,6 +244,7 @@ def _manifest(
             "trained": heads.trained,
             "residual_layers": heads.layers,
             "projection": "shared" if heads.projection is None else "own",
+            "projections": heads.projections,
             "draft_vocabulary": None if heads.token_map is None else len(heads.token_map),
             "sha256": {file.name: file_sha256(file) for file in heads.files},
         },
