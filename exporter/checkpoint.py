@@ -10,6 +10,7 @@ from typing import Any
 
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
 from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
+from medusa_engine.exporter.family import check_family
 from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
@@ -176,12 +177,15 @@ def load_model(source: Source) -> Any:
     """The backbone as a transformers causal LM in fp32, evaluation mode, with tree attention and the adapter merged.
 
     Raises:
-        UserError: the checkpoint is of an unknown kind, damaged, or lacks weights (none are ever made up).
+        UserError: the checkpoint is of a kind that cannot be exported, damaged, or lacks weights (none are ever made up).
     """
     import torch
     import transformers
     from transformers import AutoModelForCausalLM
 
+    if source.gguf:
+        check_weights(source.path)  # the config is in there
+    check_family(source.path, source.load_options())
     source.weight_files()
     transformers.utils.logging.disable_progress_bar()
     settings = source.folder / "generation_config.json"
@@ -257,6 +261,22 @@ def save_tokenizer(source: Source, folder: Path) -> Any | None:
     for name in written - {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}:
         (folder / name).unlink(missing_ok=True)
     return tokenizer
+
+
+def check_vocabulary(source: Source, tokenizer: Any, vocab_size: int) -> None:
+    """Refuse a tokenizer that gives tokens the model does not have; a model may have more than its tokenizer gives.
+
+    Raises:
+        UserError: it gives one.
+    """
+    outside = {token_id: token for token, token_id in tokenizer.get_vocab().items() if token_id >= vocab_size}
+    if outside:
+        first = min(outside)
+        raise UserError(
+            f"{source.path}: the tokenizer has {len(outside)} tokens that the model of {vocab_size} tokens lacks, "
+            f"the first is {shown(outside[first])} ({first})",
+            "give the tokenizer of this model, or add rows for these tokens to its embeddings",
+        )
 
 
 def write_generation_config(path: Path, stop_ids: list[int]) -> None:
