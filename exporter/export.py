@@ -26,6 +26,7 @@ from medusa_engine.exporter.rope import fixed_positions, fixed_rope
 from medusa_engine.exporter.round import Round, RoundShape
 from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, ExportSettings
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
+from medusa_engine.exporter.vocabulary import check_vocabulary
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import (
@@ -94,7 +95,7 @@ def export(settings: ExportSettings) -> Path:
         with _stage("writing tokenizer and tree"):
             tokenizer = checkpoint.save_tokenizer(source, folder)
             if tokenizer is not None:
-                checkpoint.check_vocabulary(source, tokenizer, limits.vocab_size)
+                check_vocabulary(source.path, tokenizer, limits.vocab_size)
             stop_ids = checkpoint.stop_token_ids(model, tokenizer)
             checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
             for name, tree in zip(tree_names(len(trees)), trees, strict=True):

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from medusa_engine.exporter.attention import ATTENTION_NAME
 from medusa_engine.runtime.errors import UserError
 
 # A window so short that a few tokens tell whether it is applied, and to which layers.
@@ -23,7 +22,7 @@ def sliding_window(model: Any) -> int | None:
     configs name a window that the code never applies, and a real one is longer than any check could be.
 
     Args:
-        model: a transformers causal LM that can attend with `ATTENTION_NAME`.
+        model: a transformers causal LM.
 
     Raises:
         UserError: the model applies its window to other layers than its config says.
@@ -32,19 +31,20 @@ def sliding_window(model: Any) -> int | None:
     window: int | None = getattr(config, "sliding_window", None)
     if not window:
         return None
-    vocab_size = config.vocab_size
-    tokens = torch.arange(1, 1 + _TOKENS)[None] * 7 % vocab_size
+    tokens = torch.arange(1, 1 + _TOKENS)[None] * 7 % config.vocab_size
     rows = torch.arange(_TOKENS)
-    full = rows[:, None] >= rows[None]
-    local = full & (rows[:, None] - rows[None] < _WINDOW)
+    seen = rows[:, None] >= rows[None]
+    full, local = (
+        torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None]
+        for mask in (seen, seen & (rows[:, None] - rows[None] < _WINDOW))
+    )
     usual = model.config._attn_implementation
     config.sliding_window = _WINDOW
     try:
         model.set_attn_implementation("eager")
         expected = model(tokens, use_cache=False).logits
-        model.set_attn_implementation(ATTENTION_NAME)
-        windowed = _same(model, tokens, window_masks(config, full[None, None], local[None, None]), expected)
-        ignored = not windowed and _same(model, tokens, full[None, None], expected)
+        windowed = _same(model, tokens, window_masks(config, full, local), expected)
+        ignored = not windowed and _same(model, tokens, full, expected)
     finally:
         config.sliding_window = window
         model.set_attn_implementation(usual)
@@ -64,5 +64,5 @@ def window_masks(config: Any, full: torch.Tensor, local: torch.Tensor) -> torch.
 
 
 def _same(model: Any, tokens: torch.Tensor, mask: Any, expected: torch.Tensor) -> bool:
-    logits = model(tokens, position_ids=torch.arange(tokens.shape[1])[None], attention_mask=mask, use_cache=False).logits
+    logits = model(tokens, attention_mask=mask, use_cache=False).logits
     return float((logits - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())
