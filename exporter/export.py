@@ -22,13 +22,17 @@ from medusa_engine.exporter.check import check_logits, reference_logits
 from medusa_engine.exporter.check_rows import check_rows
 from medusa_engine.exporter.cost_facts import cost_facts
 from medusa_engine.exporter.exact_attention import use_exact_attention
+from medusa_engine.exporter.experts import dense_experts
+from medusa_engine.exporter.family import cache_sizes
 from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
+from medusa_engine.exporter.rope import fixed_positions, fixed_rope
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, QUANTISED, ExportSettings, check_settings
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
+from medusa_engine.exporter.vocabulary import check_vocabulary
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import (
@@ -77,7 +81,7 @@ def export(settings: ExportSettings) -> Path:
         )
         check_backbone(heads, source.weight_files())
         with _traceable(source, model):
-            limits = _limits(settings, config, heads)
+            limits = _limits(settings, model, heads)
         _check_trees(trees, settings, limits.heads)
     for note in heads.notes:
         print(f"note: {heads_path}: {note}", file=sys.stderr)
@@ -86,6 +90,8 @@ def export(settings: ExportSettings) -> Path:
     with bundle.new_bundle(place, force=settings.force) as folder:
         with _stage("writing tokenizer and tree"):
             tokenizer = checkpoint.save_tokenizer(source, folder)
+            if tokenizer is not None:
+                check_vocabulary(source.path, tokenizer, limits.vocab_size)
             stop_ids = checkpoint.stop_token_ids(model, tokenizer)
             checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
             fixed = settings.target == TENSORRT
@@ -100,7 +106,8 @@ def export(settings: ExportSettings) -> Path:
             round_module = Round(
                 model, medusa_heads, shape, settings.policies, repetition_penalty=settings.repetition_penalty
             )
-            traced = trace_round(round_module)
+            with fixed_rope(model), dense_experts(model):
+                traced = trace_round(round_module)
         probe = (folder / "check" if quantised else folder) / "check.onnx"
         with _stage("fusing and writing graphs and weights"), _traceable(source, model):
             graphs.finish_graph(traced, shape)
@@ -167,28 +174,30 @@ def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | N
     return source.heads
 
 
-def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits:
-    positions = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        # Past these it rotates by other factors, and the keys in the cache would have to be rotated anew.
-        positions = min(positions, rope.get("original_max_position_embeddings") or positions)
+def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
+    config = model.config.get_text_config()
+    trained = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
+    positions, rope_type = fixed_positions(config) or (trained, None)
     max_length = settings.max_length or min(DEFAULT_MAX_LENGTH, positions)
     if max_length > positions:
+        why = f"; past them its rope ({rope_type}) would rotate the keys in the cache anew" if rope_type else ""
         raise UserError(
-            f"--max-length {max_length} is beyond the {positions} positions of the model",
+            f"--max-length {max_length} is beyond the {positions} positions of the model{why}",
             f"give at most {positions}",
         )
+    if rope_type and settings.max_length is None and positions < min(DEFAULT_MAX_LENGTH, trained):
+        print(f"note: --max-length is {positions}: as far as the model's rope ({rope_type}) is fixed", file=sys.stderr)
     choices = config.vocab_size if heads.token_map is None else len(heads.token_map)
     if settings.topk > choices:
         raise UserError(
             f"--top-k {settings.topk} is more than the {choices} tokens the heads choose from",
             f"give at most {choices}",
         )
+    sizes = cache_sizes(model)
     return Limits(
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        layers=sizes.layers,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
         cache_rows=max(cache_rows(settings.target, max_length, heads.heads, settings.max_tree_nodes), EXAMPLE_ROWS),
         max_length=max_length,
         heads=heads.heads,
