@@ -49,7 +49,7 @@ class Engine:
         stop_token_ids: tokens that end an answer.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, *, threads: int) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, *, threads: int, verify: bool = True) -> None:
         self.manifest = manifest
         self.limits = manifest.limits
         self.trees = tuple(load_tree(folder / name) for name in manifest.trees)
@@ -58,7 +58,7 @@ class Engine:
         if TOKENIZER_FILE in manifest.files:
             self.tokenizer = Tokenizer.open(folder)
         self.stop_token_ids = frozenset(read_stop_token_ids(folder / GENERATION_NAME))
-        self.backend: Backend = OnnxRuntimeBackend(folder, manifest, threads=threads)
+        self.backend: Backend = OnnxRuntimeBackend(folder, manifest, threads=threads, verify=verify)
         self._adaptive: dict[str, AdaptivePlans] = {}  # by the policy's graph: what it publishes differs
         self._lock = threading.Lock()
         self._unreported_seconds = 0.0  # loading that no answer has been charged with
@@ -69,7 +69,8 @@ class Engine:
 
         Args:
             threads: of ONNX Runtime; 0 lets it take one per physical core.
-            verify: read every file and compare its sha256 with the manifest; sizes are always compared.
+            verify: read every file and compare its sha256 with the manifest, a graph's again when it is loaded; sizes
+                are always compared.
 
         Raises:
             UserError: not a bundle, a newer format, or a file that is missing, cut short or changed.
@@ -83,9 +84,12 @@ class Engine:
             )
         if not 0 <= threads <= MOST_THREADS:
             raise UserError(f"threads is {threads}", f"give 0 (one per physical core) to {MOST_THREADS}")
-        manifest = read_manifest(folder)
-        verify_files(folder, manifest, hashes=verify)
-        engine = cls(folder, manifest, threads=threads)
+        try:
+            manifest = read_manifest(folder)
+            verify_files(folder, manifest, hashes=verify)
+            engine = cls(folder, manifest, threads=threads, verify=verify)
+        except MemoryError as error:
+            raise UserError(f"{folder}: not enough memory to open the bundle", "free memory") from error
         engine._unreported_seconds = time.perf_counter() - started
         _log.info("%s: opened in %.2f s", folder, engine._unreported_seconds)
         return engine

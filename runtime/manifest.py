@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.file_place import check_inside
 from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL, graph_variant
 from medusa_engine.runtime.strict_json import read_json, shown
 
@@ -19,10 +20,13 @@ MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.bin"
 TREE_NAME = "tree.json"
 GENERATION_NAME = "generation_config.json"
+GRAPH_SUFFIX = ".onnx"
 KINDS = ("round", "step")
 LARGEST_LIMIT = 1 << 31  # every size is below
 
 MAX_MANIFEST_BYTES = 1 << 20
+_MOST_CACHE_BYTES = 1 << 44  # no machine has more
+_MOST_LAYERS = 1 << 14
 _FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
 _EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 
@@ -186,22 +190,39 @@ def verify_files(folder: Path, manifest: Manifest, *, hashes: bool = True) -> No
         hashes: also read the files and compare sha256; sizes alone otherwise.
 
     Raises:
-        UserError: a file is missing, of another size, or of other content; names it.
+        UserError: a file is missing, a link out of the bundle, of another size, or of other content; names it.
     """
     for name, facts in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise UserError(f"{path}: the bundle's manifest lists this file, but it is missing", _EXPORT_HINT)
-        try:
-            size = path.stat().st_size
-            sha256 = file_sha256(path) if hashes and size == facts["bytes"] else None
-        except OSError as error:
-            raise UserError(f"{path}: cannot read the file: {error.strerror or error}", "check the file") from error
-        if size != facts["bytes"]:
-            state = "cut short" if size < facts["bytes"] else "too long"
-            raise UserError(f"{path}: {state}: {size} bytes instead of {facts['bytes']}", _EXPORT_HINT)
-        if sha256 not in (None, facts["sha256"]):
-            raise UserError(f"{path}: changed since the export (its sha256 differs)", _EXPORT_HINT)
+        verify_file(folder / name, facts, hashes=hashes)
+
+
+def verify_file(
+    path: Path,
+    facts: Mapping[str, Any],
+    *,
+    hashes: bool,
+    listed_in: str = "the bundle's manifest",
+    made: str = "the export",
+    hint: str = _EXPORT_HINT,
+) -> None:
+    """Compare a file with its {"bytes", "sha256"} in what lists it.
+
+    Raises:
+        UserError: as `verify_files`.
+    """
+    check_inside(path)
+    if not path.is_file():
+        raise UserError(f"{path}: {listed_in} lists this file, but it is missing", hint)
+    try:
+        size = path.stat().st_size
+        sha256 = file_sha256(path) if hashes and size == facts["bytes"] else None
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the file: {error.strerror or error}", "check the file") from error
+    if size != facts["bytes"]:
+        state = "cut short" if size < facts["bytes"] else "too long"
+        raise UserError(f"{path}: {state}: {size} bytes instead of {facts['bytes']}", hint)
+    if sha256 not in (None, facts["sha256"]):
+        raise UserError(f"{path}: changed since {made} (its sha256 differs)", hint)
 
 
 def file_sha256(path: Path) -> str:
@@ -227,6 +248,10 @@ def _limits(values: Mapping[str, Any], path: Path) -> Limits:
         raise UserError(
             f'{path}: "limits.cache_rows" is {limits.cache_rows}, below max_length + depth + 1', _EXPORT_HINT
         )
+    if limits.layers > _MOST_LAYERS or limits.cache_bytes > _MOST_CACHE_BYTES:
+        raise UserError(
+            f'{path}: "limits" ask for a cache of {limits.layers} layers, {limits.cache_bytes} bytes', _EXPORT_HINT
+        )
     return limits
 
 
@@ -247,6 +272,8 @@ def _graphs(values: Mapping[str, Any], names: Iterable[str], path: Path) -> dict
         if not isinstance(values.get(name), str):
             raise UserError(f'{path}: "graphs.{name}" is {shown(values.get(name))}', _EXPORT_HINT)
         _check_plain_name(values[name], path)
+        if not values[name].endswith(GRAPH_SUFFIX):  # ONNX Runtime goes by the ending, and reads other formats too
+            raise UserError(f'{path}: "graphs.{name}" is {shown(values[name])}, no {GRAPH_SUFFIX} file', _EXPORT_HINT)
     return dict(values)
 
 
