@@ -52,20 +52,20 @@ def new_bundle(target: Path, *, force: bool = True) -> Iterator[Path]:
     """
     target = target.resolve()  # of a link, the folder it points to is replaced
     prefix = f".{target.name}.partial-"
-    with _write_errors(target), _parents(target):
-        for abandoned in target.parent.glob(f"{glob.escape(prefix)}*"):
-            with _held(abandoned) as held:
-                if held:
-                    shutil.rmtree(abandoned, ignore_errors=True)
-        partial = target.parent / f"{prefix}{secrets.token_hex(4)}"
-        partial.mkdir()
-        try:
-            with _held(partial):
-                yield partial
-                check_target(target, force=force)  # again: something may have come there meanwhile
-                _put_in_place(partial, target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    partial = target.parent / f"{prefix}{secrets.token_hex(4)}"
+    with _write_errors(target), _parents(target), contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        # Another export may begin now: what it finds without a lock it takes for abandoned.
+        with _held(target.parent, wait=True) as held:
+            if held:
+                _remove_abandoned(target.parent, prefix)
+            partial.mkdir()
+            stack.enter_context(_held(partial))
+        yield partial
+        _sync(partial)
+        with _held(target.parent, wait=True):
+            check_target(target, force=force)  # again: something may have come there meanwhile
+            _put_in_place(partial, target)
 
 
 def file_facts(folder: Path) -> dict[str, dict[str, int | str]]:
@@ -114,24 +114,42 @@ def _parents(target: Path) -> Iterator[None]:
         raise
 
 
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    for abandoned in folder.glob(f"{glob.escape(prefix)}*"):
+        with _held(abandoned) as held:
+            if held:
+                shutil.rmtree(abandoned, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Lock a folder, which ends with this process however it ends; False if it is another's or cannot be locked."""
+def _held(folder: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Lock a folder, which ends with this process however it ends; False if it cannot be locked.
+
+    Args:
+        wait: for as long as it is another's; else that is False, too.
+    """
     with contextlib.ExitStack() as stack:
         try:
             descriptor = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             held = True
         except OSError:
             held = False
         yield held
 
 
+def _sync(folder: Path) -> None:
+    """Let the disk have every file before a name leads to them."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def _put_in_place(partial: Path, target: Path) -> None:
-    for path in partial.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
     if not target.exists():
         partial.rename(target)
     elif not _exchange(partial, target):

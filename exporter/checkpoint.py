@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
 from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
+from medusa_engine.exporter.loaded_weights import check_parameters
 from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
@@ -182,7 +184,12 @@ def load_model(source: Source) -> Any:
     import transformers
     from transformers import AutoModelForCausalLM
 
-    source.weight_files()
+    files = source.weight_files()
+    if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
+        raise UserError(
+            f"{source.folder / 'config.json'}: transformers_weights names other weights than {files[0].name}",
+            "remove it, and give the weights their usual name",
+        )
     transformers.utils.logging.disable_progress_bar()
     settings = source.folder / "generation_config.json"
     if settings.is_file() and not source.gguf:
@@ -208,6 +215,7 @@ def load_model(source: Source) -> Any:
     if mismatched := sorted(info["mismatched_keys"]):
         name, found, needed = mismatched[0]
         raise UserError(f"{source.path}: {name} has shape {list(found)}, but config.json asks for {list(needed)}", hint)
+    check_parameters(model, files[:-1] if source.adapter else files)
     return (merge_adapter(model, source.adapter) if source.adapter else model).eval()
 
 
@@ -243,11 +251,20 @@ def save_tokenizer(source: Source, folder: Path) -> Any | None:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(**source.load_options())
-        written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
     except Exception as error:  # as in load_model
         raise UserError(
             f"{source.path}: cannot load the tokenizer: {first_line(error)}",
             "repair the tokenizer's files, or remove them to export an engine that runs by token ids",
+        ) from error
+    try:
+        written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
+    except OSError:
+        raise  # of the disk
+    except Exception as error:
+        if system := re.search(r"os error (\d+)", str(error)):  # the disk's too, out of the library's own language
+            raise OSError(int(system[1]), os.strerror(int(system[1]))) from error
+        raise UserError(
+            f"{source.path}: cannot save the tokenizer: {first_line(error)}", "repair the tokenizer's files"
         ) from error
     if "tokenizer.json" not in written:
         raise UserError(
