@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -105,13 +106,13 @@ def _check_stored(path: Path, name: str, tensor: torch.Tensor) -> None:
 
 def _check_archive(path: Path) -> None:
     """torch stores its archives uncompressed: a few compressed bytes may become gigabytes."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             compressed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.error) as error:
         raise UserError(f"{path}: a damaged archive: {first_line(error)}", _HINT) from error
     if compressed:
         raise UserError(f"{path}: entry {shown(compressed[0])} is compressed, which torch never does", _HINT)

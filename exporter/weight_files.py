@@ -24,7 +24,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a Hugging Face folder: the one, or the shards that its index names.
 
     Raises:
-        UserError: the index is damaged or names a file outside the folder, also by a link; otherwise as `check_weights`.
+        UserError: the index is damaged or names a file outside the folder, maybe by a link; as `check_weights`.
     """
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     paths = [single]

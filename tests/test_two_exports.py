@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -42,7 +43,9 @@ def test_exports_at_once_leave_one_whole_bundle(tmp_path: Path) -> None:
 
 def test_a_bundle_that_another_export_finished_meanwhile_is_kept_without_force(tmp_path: Path) -> None:
     target = tmp_path / "bundle"
-    with pytest.raises(UserError, match="exists already"), bundle.new_bundle(target, force=False) as late:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.raises(UserError, match="exists already"))
+        late = stack.enter_context(bundle.new_bundle(target, force=False))
         (late / "manifest.json").write_text(MANIFEST)
         with bundle.new_bundle(target, force=False) as early:
             (early / "manifest.json").write_text(MANIFEST)

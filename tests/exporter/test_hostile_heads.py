@@ -95,8 +95,8 @@ def test_a_shard_that_is_a_link_out_of_its_folder(tmp_path: Path) -> None:
 def test_shards_in_the_cache_of_the_hub(tmp_path: Path) -> None:
     repository = tmp_path / "models--some--heads"
     snapshot, blobs = repository / "snapshots" / "12ab", repository / "blobs"
-    shards(tmp_path / "heads").rename(blobs if blobs.parent.mkdir() is None else blobs)
     snapshot.mkdir(parents=True)
+    shards(tmp_path / "heads").rename(blobs)
     for blob in blobs.iterdir():
         (snapshot / blob.name).symlink_to(f"../../blobs/{blob.name}")
     assert read_checkpoint(snapshot).weights.heads == 3
