@@ -65,7 +65,7 @@ test: engine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 soak: engine
-	$(BIN)/python -m pytest --soak -m soak $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --soak -m soak --verbose --soak-prompts $(SOAK_PROMPTS) $(PYTEST_ARGS)
 
 # atheris is built for few systems, and only this needs it: it is not in the lock.
 fuzz: venv

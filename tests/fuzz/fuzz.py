@@ -14,13 +14,14 @@ from pathlib import Path
 
 import atheris
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of this file is there already
 with atheris.instrument_imports(include=["medusa_engine"], enable_loader_override=False):
+    import medusa_engine.exporter.gguf_header
+    import medusa_engine.exporter.head_checkpoint
+    import medusa_engine.runtime.graph_file
     import medusa_engine.runtime.serve.asked
-    import medusa_engine.training.chat_data  # noqa: F401 - what the parsers import when they are called
-
-from parsers import PARSERS, check, seeds
+    import medusa_engine.training.chat_data
+    from parsers import PARSERS, check, seeds
 
 
 def main() -> None:

@@ -90,11 +90,32 @@ def test_anything_like_a_manifest(data: st.DataObject) -> None:
 
 
 FIELDS = st.sampled_from(
-    (
-        "prompt messages max_tokens max_completion_tokens temperature top_p top_k min_p seed stop stream stream_options"
-        " acceptance typical_root posterior_alpha posterior_threshold repetition_penalty ignore_eos deadline_ms n model"
-        " logit_bias tools return_token_ids"
-    ).split()
+    [
+        "prompt",
+        "messages",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "acceptance",
+        "typical_root",
+        "posterior_alpha",
+        "posterior_threshold",
+        "repetition_penalty",
+        "ignore_eos",
+        "deadline_ms",
+        "n",
+        "model",
+        "logit_bias",
+        "tools",
+        "return_token_ids",
+    ]
 )
 MESSAGES = st.lists(
     st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), VALUES | st.just("user"), max_size=4)
