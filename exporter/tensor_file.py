@@ -75,7 +75,7 @@ def _open_safetensors(path: Path) -> _Opened:
 
 
 def _open_torch(path: Path) -> _Opened:
-    _check_archive(path)
+    check_archive(path, _HINT)
     try:
         with warnings.catch_warnings():  # about pickles of older Python versions
             warnings.simplefilter("ignore")
@@ -104,8 +104,12 @@ def _check_stored(path: Path, name: str, tensor: torch.Tensor) -> None:
         raise UserError(f"{path}: {shown(name)} has shape {shape}, but not as many elements in the file", _HINT)
 
 
-def _check_archive(path: Path) -> None:
-    """torch stores its archives uncompressed: a few compressed bytes may become gigabytes."""
+def check_archive(path: Path, hint: str) -> None:
+    """Refuse a zip archive that would not be as large unpacked as it is: torch and numpy do not compress theirs.
+
+    Raises:
+        UserError: names the file; a file that is no archive is fine.
+    """
     try:
         if not zipfile.is_zipfile(path):
             return
@@ -113,8 +117,8 @@ def _check_archive(path: Path) -> None:
             entries = archive.infolist()
             compressed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.error) as error:
-        raise UserError(f"{path}: a damaged archive: {first_line(error)}", _HINT) from error
+        raise UserError(f"{path}: a damaged archive: {first_line(error)}", hint) from error
     if compressed:
-        raise UserError(f"{path}: entry {shown(compressed[0])} is compressed, which torch never does", _HINT)
+        raise UserError(f"{path}: entry {shown(compressed[0])} is compressed, as no file of weights or data is", hint)
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise UserError(f"{path}: a damaged archive: its entries lie over one another", _HINT)
+        raise UserError(f"{path}: a damaged archive: its entries lie over one another", hint)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
+from medusa_engine.exporter.tensor_file import check_archive
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
@@ -266,6 +267,7 @@ class HeadTrainer:
         if not path.exists():
             return math.inf, self._weights_now(), False
         hint = "give another output folder, or remove the file to train anew"
+        check_archive(path, hint)
         try:
             state = torch.load(path, weights_only=True)
             missing = {"identity", "stopped", "step", "best_loss", "best", "heads", "optimizer"} - set(state)

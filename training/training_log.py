@@ -120,7 +120,7 @@ class TrainingLog:
         for line in self._path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # a line that was cut where a run was killed
                 records.append(json.loads(line))
-        return [record for record in records if key in record]
+        return [record for record in records if isinstance(record, dict) and key in record]
 
     def _write(self, facts: dict[str, Any], losses: npt.NDArray[np.float64], scores: HeadScores) -> None:
         record = facts | {
