@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_atten
 from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
 from medusa_engine.exporter.family import check_family
 from medusa_engine.exporter.gguf_rope import scale_rope
+from medusa_engine.exporter.loaded_weights import check_parameters
 from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
@@ -205,7 +207,7 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
         dtype: of its weights. Of safetensors that are stored so no copy is made.
 
     Raises:
-        UserError: the checkpoint is of a kind that cannot be exported, damaged, or lacks weights (none are ever made up).
+        UserError: the checkpoint is of a kind that cannot be exported, damaged, or lacks weights: none are made up.
     """
     import torch
     import transformers
@@ -214,7 +216,12 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
     if source.gguf:
         check_weights(source.path)  # the config is in there
     check_family(source.path, source.load_options())
-    source.weight_files()
+    files = source.weight_files()
+    if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
+        raise UserError(
+            f"{source.folder / 'config.json'}: transformers_weights names other weights than {files[0].name}",
+            "remove it, and give the weights their usual name",
+        )
     transformers.utils.logging.disable_progress_bar()
     settings = source.folder / "generation_config.json"
     if settings.is_file() and not source.gguf:
@@ -242,6 +249,7 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
         raise UserError(f"{source.path}: {name} has shape {list(found)}, but config.json asks for {list(needed)}", hint)
     if source.gguf:
         scale_rope(model, source.path)
+    check_parameters(model, files[:-1] if source.adapter else files)
     return (merge_adapter(model, source.adapter) if source.adapter else model).eval()
 
 
@@ -277,11 +285,20 @@ def save_tokenizer(source: Source, folder: Path) -> Any | None:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(**source.load_options())
-        written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
     except Exception as error:  # as in load_model
         raise UserError(
             f"{source.path}: cannot load the tokenizer: {first_line(error)}",
             "repair the tokenizer's files, or remove them to export an engine that runs by token ids",
+        ) from error
+    try:
+        written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
+    except OSError:
+        raise  # of the disk
+    except Exception as error:
+        if system := re.search(r"os error (\d+)", str(error)):  # the disk's too, out of the library's own language
+            raise OSError(int(system[1]), os.strerror(int(system[1]))) from error
+        raise UserError(
+            f"{source.path}: cannot save the tokenizer: {first_line(error)}", "repair the tokenizer's files"
         ) from error
     if "tokenizer.json" not in written:
         raise UserError(

@@ -163,7 +163,7 @@ class LogitsBackend(OnnxRuntimeBackend):
             UserError: the graph has no value called `logits`, or ONNX Runtime refuses it.
         """
         if graph not in self._with_logits:
-            self._with_logits[graph] = _LogitsSession(self, self._paths[graph], self._options)
+            self._with_logits[graph] = _LogitsSession(self, self.files.graph(graph), self._options)
         return self._with_logits[graph]
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from medusa_engine.exporter.gguf_header import check_gguf
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.file_place import check_inside
 from medusa_engine.runtime.strict_json import read_json, shown
 
 SINGLE_FILE = "model.safetensors"
@@ -22,19 +24,21 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a Hugging Face folder: the one, or the shards that its index names.
 
     Raises:
-        UserError: the index is damaged or names a file outside the folder; otherwise as `check_weights`.
+        UserError: the index is damaged or names a file outside the folder, maybe by a link; as `check_weights`.
     """
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     paths = [single]
     if index.is_file() and not single.is_file():
         paths = [folder / name for name in _shard_names(index)]
+        for path in paths:
+            check_inside(path)
     for path in paths:
         check_weights(path)
     return paths
 
 
 def check_weights(path: Path) -> None:
-    """Look at a safetensors file's header and length, or at the first bytes of another file.
+    """Look at the header and length of a safetensors or GGUF file, or at the first bytes of another one.
 
     Raises:
         UserError: the file is missing, empty, cut short, a Git LFS pointer, or not what its name says.
@@ -48,8 +52,10 @@ def check_weights(path: Path) -> None:
             raise UserError(f"{path}: the file is empty", _FETCH_HINT)
         if start == _LFS_POINTER:
             raise UserError(f"{path}: a Git LFS pointer, not the weights", "fetch the weights with git lfs pull")
-        if path.suffix == ".gguf" and not start.startswith(b"GGUF"):
-            raise UserError(f"{path}: not a GGUF file", _FETCH_HINT)
+        if path.suffix == ".gguf":
+            if not start.startswith(b"GGUF"):
+                raise UserError(f"{path}: not a GGUF file", _FETCH_HINT)
+            check_gguf(path)
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt"):
                 pass  # opening checks that header and length agree

@@ -50,7 +50,8 @@ def run_command(
         extra: the optional dependencies the command needs; it says so where one of them is not installed.
 
     Returns:
-        0 when done; 1 after a `UserError`, printed to standard error as one line saying what is wrong and one
+        0 when done; 1 after a `UserError`, or where memory ran out, printed to standard error as one line saying what
+        is wrong and one
         saying what to do; 130 when interrupted. Wrong usage exits with 2 from the parser, SIGTERM and SIGHUP with
         128 and their number.
     """
@@ -66,6 +67,10 @@ def run_command(
         for text in (error.problem, error.hint):
             # A library's message or a file's name may span lines.
             print(f"{parser.prog}: {' '.join(text.split())}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except MemoryError:
+        print(f"{parser.prog}: not enough memory", file=sys.stderr)
+        print(f"{parser.prog}: free memory, or take a smaller model", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)

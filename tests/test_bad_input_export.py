@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_file_that_is_no_model(model: Path, refuses: Refuses) -> None:
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [(b"", "empty"), (HTML_PAGE, "not a GGUF"), (LFS_POINTER, "Git LFS pointer"), (b"GGUF" + bytes(60), "cannot load")],
+    [(b"", "empty"), (HTML_PAGE, "not a GGUF"), (LFS_POINTER, "Git LFS pointer"), (b"GGUF" + bytes(60), "version 0")],
     ids=["empty", "page", "pointer", "header alone"],
 )
 def test_gguf_file_that_is_none(content: bytes, named: str, tmp_path: Path, refuses: Refuses) -> None:
@@ -217,7 +218,65 @@ def test_weights_that_are_not_numbers(model: Path, refuses: Refuses) -> None:
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    refuses(model, named=["the model's own logits are NaN"])
+    refuses(model, named=[model / "model.safetensors", "model.norm.weight", "NaN"])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float8_e4m3fn], ids=str)
+def test_weights_of_another_kind_of_number(dtype: torch.dtype, model: Path, refuses: Refuses) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    refuses(model, named=[model / "model.safetensors", "model.norm.weight", "dtype"])
+
+
+def test_config_that_names_other_weights(model: Path, refuses: Refuses) -> None:
+    edit_json(model / "config.json", transformers_weights="../outside.safetensors")
+    refuses(model, named=[model / "config.json", "transformers_weights"])
+
+
+def gguf_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def gguf(*, tensors: int = 0, pairs: int = 1, rest: bytes = b"") -> bytes:
+    """A GGUF file of version 3 whose first pair says that it is a Llama."""
+    architecture = gguf_text(b"general.architecture") + struct.pack("<I", 8) + gguf_text(b"llama")
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + architecture + rest
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gguf(pairs=1 << 60),
+        gguf(tensors=1 << 60),
+        gguf(pairs=2, rest=gguf_text(b"a") + struct.pack("<IQ", 8, 1 << 60)),
+        gguf(pairs=2, rest=gguf_text(b"a") + struct.pack("<IIQ", 9, 0, 1 << 60)),
+        gguf(pairs=2, rest=gguf_text(b"a") + struct.pack("<IIQ", 9, 8, 1 << 60)),
+        gguf(pairs=2, rest=gguf_text(b"a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 1000),
+        gguf(pairs=2, rest=gguf_text(b"general.alignment") + struct.pack("<II", 4, 3)),
+        gguf(tensors=1, rest=gguf_text(b"t") + struct.pack("<IQQIQ", 2, 1 << 40, 1 << 40, 0, 0)),
+        gguf(tensors=1, rest=gguf_text(b"t") + struct.pack("<IQIQ", 1, 8, 0, 1 << 60) + bytes(64)),
+        gguf(tensors=1, rest=gguf_text(b"t") + struct.pack("<I", 1 << 31)),
+        gguf(tensors=1, rest=gguf_text(b"t") + struct.pack("<IQIQ", 1, 8, 999, 0) + bytes(64)),
+    ],
+    ids=[
+        "pairs",
+        "tensors",
+        "text",
+        "array",
+        "texts",
+        "nested",
+        "alignment",
+        "size",
+        "offset",
+        "dimensions",
+        "type",
+    ],
+)
+def test_gguf_file_that_claims_more_than_it_holds(content: bytes, tmp_path: Path, refuses: Refuses) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    refuses(file, named=[file, "damaged"])
 
 
 def test_missing_shard(sharded: Path, refuses: Refuses) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints in every form that models are published in give the weights they hold, and are never completed by guesses."""
+"""Checkpoints in every form that models are published in give the weights they hold; guesses complete none."""
 
 from __future__ import annotations
 
@@ -131,10 +131,20 @@ def wide_llama(folder: Path, *, tied: bool, **fields: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = {
-        "model_type": "llama", "vocab_size": CHAT_VOCAB, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "max_position_embeddings": 512, "initializer_range": 0.2, "tie_word_embeddings": tied,
-        "bos_token_id": 1, "eos_token_id": 2, "rope_theta": 500.0,
+        "model_type": "llama",
+        "vocab_size": CHAT_VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "rope_theta": 500.0,
     }
     save_family(folder, config | fields, seed=1)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

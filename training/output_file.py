@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 
 
@@ -30,6 +34,20 @@ def check_output(path: Path, *, suffixes: Sequence[str] = ()) -> None:
         raise UserError(f"{path}: no permission to write into {folder}", "give another --output")
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file or folder when the system refuses to write there.
+
+    Raises:
+        UserError: it does.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise UserError(f"{path}: cannot write: {reason}", "free space there, or give another --output") from error
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write beside `path` and put in place; a file that was there is replaced.
 
@@ -37,14 +55,12 @@ def write_file(path: Path, data: bytes) -> None:
         UserError: the system refuses.
     """
     partial = path.with_name(f".{path.name}.partial")
-    try:
+    with writing(path):
         try:
             partial.write_bytes(data)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror or error}", "give another --output") from error
 
 
 def make_folder(folder: Path) -> None:
