@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--tolerance",
         type=float,
         help="share of a row's largest logit by which logits may differ, and up to which two tokens are a near-tie;"
-        " default: 1e-4 for float32",
+        " default: 1e-4 for float32, 2e-2 for float16",
     )
     parser.add_argument("--threads", type=int, default=VerifySettings.threads, help="default: one per physical core")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write a page, .html, that needs no network")

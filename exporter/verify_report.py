@@ -83,7 +83,7 @@ def verdict_of(subject: Subject) -> str:
 def headline(found: Verification, subject: Subject) -> str:
     """How much was compared, and how it ended."""
     ends = {
-        "fault": f"FAULT on {len(subject.faults)} of them",
+        "fault": f"FAULT on {len(subject.faults)} of the prompts",
         "near-ties": f"the same up to {len(subject.near_ties)} near-ties",
         "same": "the same, token for token",
     }

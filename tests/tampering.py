@@ -101,6 +101,14 @@ def least_likely(graph: onnx.GraphProto, _functions: Any) -> None:
     next(node for node in graph.node if node.op_type == "ArgMax" and node.input[0] == "logits").op_type = "ArgMin"
 
 
+def other_tokens(graph: onnx.GraphProto, _functions: Any) -> None:
+    """Publish each token's successor in the vocabulary."""
+    (node,) = (node for node in graph.node if "accepted_tokens" in node.output)
+    node.output[0] = "tokens_of_path"
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(1), "one_token"))
+    graph.node.append(helper.make_node("Add", ["tokens_of_path", "one_token"], ["accepted_tokens"]))
+
+
 def rows_left_behind(_graph: onnx.GraphProto, functions: Any) -> None:
     """Commit the first staged rows, whichever were accepted."""
     nodes = functions[0].node

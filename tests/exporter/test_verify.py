@@ -18,6 +18,7 @@ from tampering import (
     causal_mask,
     least_likely,
     nothing_accepted,
+    other_tokens,
     positions_by_row,
     rows_left_behind,
 )
@@ -25,6 +26,8 @@ from tiny_models import RANDOM_VOCAB, Exported, Rigged
 
 from medusa_engine.exporter.verify import Subject, Verification, verify
 from medusa_engine.exporter.verify_compare import Difference
+from medusa_engine.exporter.verify_page import page
+from medusa_engine.exporter.verify_report import text
 from medusa_engine.exporter.verify_settings import VerifySettings
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import TreeBuffers
@@ -172,6 +175,39 @@ def test_drafts_that_are_right_but_not_accepted_are_found(
     assert (difference.kind, difference.row, difference.path) == ("acceptance", 0, ())
     assert f"1 tokens were published instead of {expected[accepted]}" in difference.reason
     assert difference.round <= accepted + 1  # round 1 verifies the tree behind the prompt, not behind a root
+
+
+def test_tokens_that_are_not_those_of_the_accepted_rows_are_found(own_heads: Exported, tmp_path: Path) -> None:
+    bundle = Tampered(own_heads.bundle, tmp_path / "bundle").graph(other_tokens).seal()
+    rounds = run(own_heads, bundle, tmp_path).subjects[0]
+    assert [(number, one.kind, one.round) for number, one in rounds.faults] == [
+        (1, "acceptance", 0),
+        (2, "acceptance", 0),
+    ]
+    assert rounds.faults[0][1].reason == f"rows [0] carry [{PROMPTS[0][-1]}], but [{PROMPTS[0][-1] + 1}] is published"
+
+
+@pytest.mark.parametrize("fault", ["none", "token", "cache"])
+def test_an_engine_that_gives_no_logits_is_judged_by_its_choices_and_its_cache(
+    own_heads: Exported, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medusa_engine.exporter.verify.OnnxRuntimeBackend", type("PlanBackend", (), {}))
+    bundle = Tampered(own_heads.bundle, tmp_path / "bundle")
+    if fault == "token":
+        bundle.graph(least_likely)
+    if fault == "cache":
+        bundle.weight(EMBEDDINGS, bump(PROMPTS[0][2]))
+    found = run(own_heads, bundle.seal(), tmp_path)
+    rounds = found.subjects[0]
+    assert (rounds.rows, rounds.absolute, rounds.relative) == (0, None, None)
+    assert "not given by this engine" in text(found) and page(found)
+    if fault == "none":
+        assert found.verdict == "same" and rounds.cache > 0
+    else:
+        number, difference = first_fault(rounds)
+        assert (number, difference.kind, difference.round) == (1, fault, 0)
+        assert difference.engine_logits is None
+        assert difference.position == (2 if fault == "cache" else len(PROMPTS[0]) - 1)
 
 
 def test_a_token_that_is_not_the_argmax_is_a_fault(own_heads: Exported, tmp_path: Path) -> None:
