@@ -145,8 +145,8 @@ def test_timing_cache_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     [  # said by TensorRT-RTX 1.7.1
         (
             "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (ITopKLayer my_topk: my_topk: K exceeds"
-            " the maximum value allowed (3840). In processCheck at /_src/optimizer/shapeof/graphShapeAnalyzer.cpp:1066 In"
-            " analyzeShapes at /_src/optimizer/shapeof/graphShapeAnalyzer.cpp:2825)",
+            " the maximum value allowed (3840). In processCheck at /_src/optimizer/shapeof/graphShapeAnalyzer.cpp:1066"
+            " In analyzeShapes at /_src/optimizer/shapeof/graphShapeAnalyzer.cpp:2825)",
             "ITopKLayer my_topk: my_topk: K exceeds the maximum value allowed (3840).",
         ),
         (
