@@ -10,11 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import round_graph
 from command_checks import BUILD, Commands, contents, unchanged
 
+from medusa_engine.exporter import engine, plan_build, plan_network
+from medusa_engine.exporter.builder_library import Library
 from medusa_engine.exporter.plan_io import plan_io
 from medusa_engine.runtime.manifest import file_sha256, read_manifest
 from medusa_engine.runtime.plan import check_plan_files, read_plan
@@ -263,3 +267,38 @@ def test_sidecar_is_ascii_json(built: tuple[Path, str]) -> None:
     document = json.loads(os.fsdecode(built[0].with_name("model.plan.json").read_bytes()))
     assert document["format"] == "medusa-plan"
     assert document["bundle"]["target"] == "tensorrt"
+
+
+@pytest.mark.parametrize("wanted", [True, False], ids=["plugin", "no-plugin"])
+def test_plugin_is_registered_before_the_graph_is_parsed(
+    wanted: bool, bundle: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a library that takes it, played by TensorRT-RTX and a parser that says it has found it in every layer."""
+    done: list[str] = []
+    parse = engine.parse_graph
+
+    def parse_graph(*arguments: Any, **options: Any) -> Any:
+        done.append("parse")
+        return parse(*arguments, **options)
+
+    monkeypatch.setattr(Library, "has_plugins", True)
+    monkeypatch.setattr(engine, "register_plugin", lambda _module, capability: done.append(f"register {capability}"))
+    monkeypatch.setattr(engine, "parse_graph", parse_graph)
+    for module in (plan_network, plan_build):
+        monkeypatch.setattr(module, "plugin_layers", lambda *_arguments: round_graph.LAYERS * ("register 8.9" in done))
+    monkeypatch.setattr(plan_build, "allow_aliasing", lambda *_arguments: done.append("allow aliasing"))
+    monkeypatch.setattr(plan_build, "_build", lambda *_arguments: np.zeros(1000, dtype=np.uint8))
+    path = tmp_path / "model.plan"
+    printed = commands.build(bundle, *RTX, "-o", path, *(() if wanted else ("--no-plugin",)))
+    assert done == (["register 8.9", "parse", "allow aliasing"] if wanted else ["parse"])
+    assert read_plan(path).compaction == ("plugin" if wanted else "function")
+    assert ("plugin\n" in printed) == wanted
+
+
+def test_plugin_that_the_parser_does_not_find_is_an_error(
+    bundle: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Library, "has_plugins", True)
+    monkeypatch.setattr(engine, "register_plugin", lambda *_arguments: None)
+    commands.build_refuses(bundle, *RTX, "-o", tmp_path / "model.plan", named=["0 layers", "not 2"])
+    assert list(tmp_path.iterdir()) == []

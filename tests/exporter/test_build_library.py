@@ -12,6 +12,7 @@ import pytest
 from medusa_engine.exporter import builder_library
 from medusa_engine.exporter.build_log import Messages, essence
 from medusa_engine.exporter.builder_library import Library, choose_capability, load_library
+from medusa_engine.exporter.plan_network import check_used
 from medusa_engine.exporter.timing_cache import attach_timing_cache, read_timing_cache, write_timing_cache
 from medusa_engine.runtime.errors import UserError
 
@@ -178,3 +179,19 @@ def test_error_is_told_with_what_is_known_of_its_node() -> None:
     assert messages.essence() == "node_ab: no such luck (node_ab: MatMul of [z -> (-1, 32)[HALF]])"
     messages.clear(verbose=False)
     assert messages.essence() == "it gives no reason"
+
+
+@pytest.mark.parametrize(
+    "text",  # said by TensorRT-RTX 1.7.1 while it builds
+    [
+        "Unused Input: uniforms",
+        "[RemoveDeadLayers] Input Tensor uniforms is unused or used only at compile-time, but is not being removed.",
+    ],
+)
+def test_input_that_the_library_calls_unused_is_an_error(text: str) -> None:
+    messages = Messages()
+    messages.add(2, "Make sure input input_ids has Int64 binding.")
+    check_used(messages, Path("round.onnx"))
+    messages.add(2, text)
+    with pytest.raises(UserError, match=r"round\.onnx: inputs that nothing uses: uniforms\n"):
+        check_used(messages, Path("round.onnx"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import read_manifest
 from medusa_engine.runtime.rounds import TreePlan
 from medusa_engine.runtime.tree import TreeBuffers, load_tree
+
+if TYPE_CHECKING:
+    from tiny_models import Rigged
 
 PLAN = Path("engines/model.plan")
 
@@ -122,3 +125,26 @@ def test_dtype_that_onnx_runtime_lacks_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(NotImplementedError, match="Where"):
         graph_rounds(tmp_path / "model", in_bfloat16)
+
+
+@pytest.mark.slow
+def test_runtime_and_graph_agree_on_an_exported_model(rigged_heads: Rigged, tmp_path: Path) -> None:
+    """The runtime's backend over stand-ins of TensorRT and CUDA, whose tokens are known."""
+    from fake_tensorrt import make_plan, open_plan
+    from fixed_rounds import export_fixed, fp32_for_tensorrt
+    from tiny_models import export, save_rigged
+
+    save_rigged(tmp_path / "model", rigged_heads)
+    options = ("--max-length", "200", "--max-tree-nodes", "16", "--top-k", "4")
+    path = make_plan(export(tmp_path / "model", tmp_path / "free", *options).bundle, tmp_path / "model.plan")
+    backend = open_plan(tmp_path / "free", path).engine.backend
+    bundle = export_fixed(tmp_path / "model", tmp_path / "fixed", *options).bundle
+    with fp32_for_tensorrt():
+        manifest = read_manifest(bundle)
+    tree = TreePlan(load_tree(bundle / "tree.json"), manifest.limits).full
+    reference = GraphRounds(bundle / "round.onnx", plan_io(manifest, "greedy", 0), manifest.limits, tree, {})
+    rounds = PlanRounds(backend.new_state, tree)
+    assert compare(rounds, reference, manifest.limits, PLAN).startswith(f"{PROMPTS} of {PROMPTS}")
+    published = [token for tokens in reference.answer(np.array([3, 7])) for token in tokens]
+    assert published == rigged_heads.answer([7], len(published) + 1)[: len(published)]
+    assert len(published) >= ROUNDS
