@@ -24,12 +24,11 @@ def write_widened(graph: Path, path: Path) -> None:
         if value.dtype in _NARROW:
             value.type = ir.TensorType(ir.DataType.FLOAT)
     for value in narrow:
-        uses = list(value.uses())
-        tape = ir.tape.Tape()
-        wide = tape.op("Cast", [value], {"to": ir.DataType.FLOAT}, output=ir.Value(name=f"{value.name}_fp32"))
-        model.graph.insert_before(model.graph[0], tape.nodes)
-        for user, place in uses:
-            user.replace_input_with(place, wide)
+        for number, (user, place) in enumerate(list(value.uses())):  # one each: it lives as long as it is needed
+            tape = ir.tape.Tape()
+            output = ir.Value(name=f"{value.name}_fp32_{number}")
+            user.replace_input_with(place, tape.op("Cast", [value], {"to": ir.DataType.FLOAT}, output=output))
+            model.graph.insert_before(user, tape.nodes)
     ir.save(model, path)
 
 
