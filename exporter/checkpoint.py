@@ -202,7 +202,7 @@ def load_model(source: Source) -> Any:
     """The backbone as a transformers causal LM in fp32, evaluation mode, with tree attention and the adapter merged.
 
     Raises:
-        UserError: the checkpoint is of a kind that cannot be exported, damaged, or lacks weights (none are ever made up).
+        UserError: the checkpoint's kind is not exported, or it is damaged or lacks weights (none are ever made up).
     """
     import torch
     import transformers
@@ -232,7 +232,8 @@ def load_model(source: Source) -> Any:
             "give a decoder-only causal LM that transformers loads, with complete safetensors or GGUF weights",
         ) from error
     hint = "fetch the checkpoint again: weights are never made up"
-    if missing := sorted(info["missing_keys"]):
+    tied = getattr(model, "all_tied_weights_keys", {}) if model.config.tie_word_embeddings else {}
+    if missing := sorted(info["missing_keys"], key=lambda name: (name in tied, name)):  # what another is tied to first
         raise UserError(f"{source.path}: tensors are missing ({len(missing)}), the first is {missing[0]}", hint)
     if mismatched := sorted(info["mismatched_keys"]):
         name, found, needed = mismatched[0]

@@ -1,4 +1,4 @@
-"""Which models can be exported: what their config and class tell before any weights are read, and the cache they keep."""
+"""Which models can be exported: what config and class tell before any weights are read, and the cache they keep."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def scale_rope(model: Any, path: Path) -> None:
         return
     ropes = [module for module in model.modules() if hasattr(module, "rope_type")]
     for rope in ropes:
-        if rope.rope_type != "default" or divisor.dim() and divisor.shape != rope.inv_freq.shape:
+        if rope.rope_type != "default" or (divisor.dim() and divisor.shape != rope.inv_freq.shape):
             raise UserError(f"{path}: its rope is scaled, and {type(model).__name__} rotates otherwise", _HINT)
         rope.inv_freq.div_(divisor)
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from checkpoints import TOKENIZERS
 
