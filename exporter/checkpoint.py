@@ -207,7 +207,7 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
         dtype: of its weights. Of safetensors that are stored so no copy is made.
 
     Raises:
-        UserError: the checkpoint is of a kind that cannot be exported, damaged, or lacks weights: none are made up.
+        UserError: the checkpoint's kind is not exported, or it is damaged or lacks weights (none are ever made up).
     """
     import torch
     import transformers
@@ -242,7 +242,8 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
             "give a decoder-only causal LM that transformers loads, with complete safetensors or GGUF weights",
         ) from error
     hint = "fetch the checkpoint again: weights are never made up"
-    if missing := sorted(info["missing_keys"]):
+    tied = getattr(model, "all_tied_weights_keys", {}) if model.config.tie_word_embeddings else {}
+    if missing := sorted(info["missing_keys"], key=lambda name: (name in tied, name)):  # what another is tied to first
         raise UserError(f"{source.path}: tensors are missing ({len(missing)}), the first is {missing[0]}", hint)
     if mismatched := sorted(info["mismatched_keys"]):
         name, found, needed = mismatched[0]

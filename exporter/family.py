@@ -1,4 +1,4 @@
-"""Which models can be exported, as config and class tell before any weights are read, and the cache they keep."""
+"""Which models can be exported: what config and class tell before any weights are read, and the cache they keep."""
 
 from __future__ import annotations
 
@@ -68,13 +68,20 @@ def unsupported(config: Any) -> str | None:
         return f"it has recurrent layers{what}, whose state cannot go back to an earlier token"
     if others:
         return f"it has layers of {others}, and only {' and '.join(sorted(ATTENTION_LAYERS))} are exported"
-    if config.get_text_config() is not config or kind.sub_configs:
+    if config.get_text_config() is not config or any(_is_model(part) for part in kind.sub_configs.values()):
         return "it reads more than text, and only models of text alone are exported"
     if not model_class._can_set_attn_implementation():
         return "its attention does not go through transformers' attention interface"
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         return "it counts positions by itself, and the branches of a tree share theirs"
     return None
+
+
+def _is_model(config_class: Any) -> bool:
+    """Whether a part of a config is that of a model in the model, and not settings of its attention."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    return config_class is AutoConfig or config_class.model_type in CONFIG_MAPPING
 
 
 def _quantization(config: Any) -> str | None:

@@ -139,11 +139,13 @@ def test_config_of_an_unknown_or_impossible_model(values: dict[str, Any], model:
 
 
 def test_architecture_that_cannot_be_traced(tmp_path: Path, refuses: Refuses) -> None:
-    from transformers import BertConfig, BertLMHeadModel
+    from transformers import GptOssConfig, GptOssForCausalLM
 
-    config = BertConfig(vocab_size=128, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    BertLMHeadModel(config).save_pretrained(tmp_path / "bert")
-    refuses(tmp_path / "bert", named=[tmp_path / "bert", "BertLMHeadModel"])
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_experts_per_tok": 1, "pad_token_id": 0}
+    config = GptOssConfig(vocab_size=64, num_hidden_layers=1, head_dim=8, num_local_experts=2, **sizes)
+    GptOssForCausalLM(config).save_pretrained(tmp_path / "gpt_oss")
+    refuses(tmp_path / "gpt_oss", named=[tmp_path / "gpt_oss", "GptOssForCausalLM", "attention sinks"])
 
 
 def test_code_in_the_model_folder_is_not_run_nor_offered_to_be(

@@ -22,7 +22,7 @@ TREES: dict[str, list[list[int]] | None] = {
 
 
 def check_answers(exported: Exported, prompt: Sequence[int], reference: Sequence[int]) -> None:
-    """Run every tree with the heads' own drafts and planted ones, accepted at every length from 0 to the depth.
+    """Run with every tree, on the heads' own drafts and on planted ones, accepted at every length from 0 to the depth.
 
     Args:
         reference: transformers' answer, longer than the one that is asked for by the depth of the trees.

@@ -64,6 +64,7 @@ REFUSED = {
     "falcon": "attention interface",
     "bloom": "attention interface",
     "gpt_neo": "attention interface",
+    "mpt": "attention interface",
 }
 FIELDS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
