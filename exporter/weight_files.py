@@ -16,6 +16,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _MAX_INDEX_BYTES = 16 << 20
+_LONGEST_NAME = 200  # the system refuses longer ones in every call
 _LFS_POINTER = b"version https://git-lfs"
 _FETCH_HINT = "fetch the checkpoint again"
 
@@ -78,6 +79,11 @@ def _shard_names(index: Path) -> list[str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f'{index}: "weight_map" names no files', _FETCH_HINT)
     for name in weight_map.values():
-        if not isinstance(name, str) or not name.endswith(".safetensors") or any(mark in name for mark in "/\\\0"):
+        if (
+            not isinstance(name, str)
+            or len(name) > _LONGEST_NAME
+            or not name.endswith(".safetensors")
+            or any(mark in name for mark in "/\\\0")
+        ):
             raise UserError(f"{index}: {shown(name)} is not the plain name of a safetensors file", _FETCH_HINT)
     return sorted(set(weight_map.values()))

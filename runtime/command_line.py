@@ -15,6 +15,7 @@ from importlib.metadata import version
 from types import FrameType
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import shown
 
 EXIT_USER_ERROR = 1
 EXIT_INTERRUPTED = 130
@@ -76,6 +77,10 @@ def run_command(
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # of every call that is given the path
+            print(f"{parser.prog}: {shown(error.filename)}: {error.strerror}", file=sys.stderr)
+            print(f"{parser.prog}: give a path that the system allows", file=sys.stderr)
+            return EXIT_USER_ERROR
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
         # Keep Python from writing there again while it shuts down.

@@ -38,6 +38,7 @@ LARGEST_LIMIT = 1 << 31  # every size is below
 MAX_MANIFEST_BYTES = 1 << 20
 _MOST_CACHE_ELEMENTS = 1 << 44  # no machine has more
 _MOST_LAYERS = 1 << 14
+_LONGEST_NAME = 100
 _FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
 _EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 
@@ -318,13 +319,15 @@ def _trees(values: list[Any], path: Path) -> tuple[str, ...]:
 
 
 def _graphs(values: Mapping[str, Any], names: Iterable[str], path: Path) -> dict[str, str]:
+    graphs: dict[str, str] = {}
     for name in names:
         if not isinstance(values.get(name), str):
             raise UserError(f'{path}: "graphs.{name}" is {shown(values.get(name))}', _EXPORT_HINT)
         _check_plain_name(values[name], path)
         if not values[name].endswith(GRAPH_SUFFIX):  # ONNX Runtime goes by the ending, and reads other formats too
             raise UserError(f'{path}: "graphs.{name}" is {shown(values[name])}, no {GRAPH_SUFFIX} file', _EXPORT_HINT)
-    return dict(values)
+        graphs[name] = values[name]
+    return graphs
 
 
 def listed_files(values: Mapping[str, Any], path: Path) -> dict[str, Mapping[str, Any]]:
@@ -339,5 +342,6 @@ def listed_files(values: Mapping[str, Any], path: Path) -> dict[str, Mapping[str
 
 
 def _check_plain_name(name: str, path: Path) -> None:
-    if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
+    # Names that are too long for the system are errors of every call.
+    if name in ("", ".", "..") or len(name) > _LONGEST_NAME or any(character in name for character in "/\\\0"):
         raise UserError(f"{path}: {shown(name)} is not the plain name of a file in the bundle", _EXPORT_HINT)

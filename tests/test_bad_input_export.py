@@ -293,7 +293,10 @@ def test_shard_cut_short(sharded: Path, refuses: Refuses) -> None:
     refuses(sharded, named=[shard])
 
 
-@pytest.mark.parametrize("name", ["../model-00001.safetensors", "..\\outside.safetensors", "/etc/hostname", "", 7])
+@pytest.mark.parametrize(
+    "name",
+    ["../model-00001.safetensors", "..\\outside.safetensors", "/etc/hostname", "", 7, "a" * 300 + ".safetensors"],
+)
 def test_shard_name_that_leads_out_of_the_folder(name: object, sharded: Path, refuses: Refuses) -> None:
     index = sharded / "model.safetensors.index.json"
     weight_map = json.loads(index.read_text())["weight_map"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from checkpoints import write_tree
 from command_checks import Commands, contents
 
-from medusa_engine.exporter import bundle, checkpoint, graphs
+from medusa_engine.exporter import bundle, checkpoint
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import read_manifest, verify_files
 
@@ -35,7 +36,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("free", [2_000, 60_000, 180_000], ids=["tokenizer", "weights", "graphs"])
+@pytest.mark.parametrize("free", [60_000, 180_000], ids=["weights", "graphs"])
 def test_export_onto_a_disk_that_fills(
     free: int, small_disk: Path, chat_bundle: Path, tmp_path: Path, commands: Commands
 ) -> None:
@@ -61,34 +62,31 @@ def full_in_rust(*_arguments: object, **_options: object) -> Any:
     raise Exception("No space left on device (os error 28)")
 
 
-WRITERS: list[tuple[Any, str, Callable[..., Any]]] = [
-    (checkpoint, "write_generation_config", full),
-    (graphs, "write_weights", full),
-    (graphs, "write_graph", full),
-    (bundle, "write_manifest", full),
-    (bundle, "_sync", full),
-    (bundle, "_put_in_place", full),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "name", "failing"), WRITERS, ids=[name for _, name, _ in WRITERS])
-def test_every_writer_of_an_export(
-    module: Any,
-    name: str,
-    failing: Callable[..., Any],
-    chat_bundle: Path,
-    tmp_path: Path,
-    commands: Commands,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_disk_that_is_full_for_the_last_file(
+    chat_bundle: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = Path(shutil.copytree(chat_bundle, tmp_path / "engines" / "bundle"))
     before = contents(output.parent)
     tree = write_tree(tmp_path / "tree.json")
-    monkeypatch.setattr(module, name, failing)
+    monkeypatch.setattr(bundle, "write_manifest", full)
     model = chat_bundle.parent / "llama"
     arguments = ("--model", model, "--untrained-heads", "2", "--tree", tree, "-o", output, "--force")
     commands.export_refuses(*arguments, named=[output, "cannot write the bundle", os.strerror(errno.ENOSPC)])
+    assert contents(output.parent) == before
+
+
+@pytest.mark.parametrize("name", ["_sync", "_put_in_place", "_exchange"])
+def test_a_bundle_that_cannot_be_put_in_place(
+    name: str, chat_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Path(shutil.copytree(chat_bundle, tmp_path / "engines" / "bundle"))
+    before = contents(output.parent)
+    monkeypatch.setattr(bundle, name, full)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.raises(UserError, match="cannot write the bundle: No space left"))
+        folder = stack.enter_context(bundle.new_bundle(output))
+        shutil.copytree(chat_bundle, folder, dirs_exist_ok=True)
     assert contents(output.parent) == before
 
 

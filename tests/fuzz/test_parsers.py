@@ -81,10 +81,10 @@ def test_anything_like_a_tree(paths: list[Any], fields: dict[str, Any]) -> None:
 def test_anything_like_a_manifest(data: st.DataObject) -> None:
     document = manifest_document()
     place: Any = document
-    key = data.draw(st.sampled_from(sorted(document)))
-    while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
+    key = data.draw(st.sampled_from([*sorted(document), "another"]))
+    while key in place and isinstance(place[key], dict) and data.draw(st.booleans()):
         place = place[key]
-        key = data.draw(st.sampled_from(sorted(place)))
+        key = data.draw(st.sampled_from([*sorted(place), "another"]))
     place[key] = data.draw(VALUES)
     check(PARSERS["manifest"], json.dumps(document).encode())
 
