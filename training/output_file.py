@@ -9,11 +9,12 @@ from pathlib import Path
 from medusa_engine.runtime.errors import UserError
 
 
-def check_output(path: Path, *, suffixes: Sequence[str] = ()) -> None:
+def check_output(path: Path, *, suffixes: Sequence[str] = (), option: str = "--output") -> None:
     """Refuse an output file that could not be written.
 
     Args:
         suffixes: endings that its name may have; empty for any.
+        option: that it was given with.
 
     Raises:
         UserError: another ending, a folder, or a folder that is missing or closed to us.
@@ -25,12 +26,12 @@ def check_output(path: Path, *, suffixes: Sequence[str] = ()) -> None:
     if path.is_dir() or not path.name:
         raise UserError(f"{path}: is a folder", "give the name of a file")
     if not folder.is_dir():
-        raise UserError(f"{path}: its folder does not exist", "make the folder, or give another --output")
+        raise UserError(f"{path}: its folder does not exist", f"make the folder, or give another {option}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{path}: no permission to write into {folder}", "give another --output")
+        raise UserError(f"{path}: no permission to write into {folder}", f"give another {option}")
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, option: str = "--output") -> None:
     """Write beside `path` and put in place; a file that was there is replaced.
 
     Raises:
@@ -44,10 +45,10 @@ def write_file(path: Path, data: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror or error}", "give another --output") from error
+        raise UserError(f"{path}: cannot write: {error.strerror or error}", f"give another {option}") from error
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, *, option: str = "--output") -> None:
     """Make an output folder, and those above it; one that exists is fine.
 
     Raises:
@@ -57,5 +58,5 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot make the folder: {error.strerror or error}", "give another --output"
+            f"{folder}: cannot make the folder: {error.strerror or error}", f"give another {option}"
         ) from error
