@@ -121,11 +121,12 @@ def _run(options: argparse.Namespace) -> bool:
     print(text(found))
     if outputs["json"] is not None:
         write_file(outputs["json"], f"{json.dumps(document(found), indent=1)}\n".encode(), option="--json")
+    drawn = pictures(found, ".svg") if outputs["report"] is not None or figures is not None else {}
     if outputs["report"] is not None:
-        write_file(outputs["report"], page(found, pictures(found, ".svg")).encode(), option="--report")
+        write_file(outputs["report"], page(found, drawn).encode(), option="--report")
     if figures is not None:
-        for suffix in (".svg", ".png"):
-            for name, data in pictures(found, suffix).items():
+        for suffix, files in ((".svg", drawn), (".png", pictures(found, ".png"))):
+            for name, data in files.items():
                 write_file(figures / f"{name}{suffix}", data, option="--figures")
     return found.exact
 

@@ -86,13 +86,14 @@ def _speed_up(found: Results) -> Figure:
         label="speed-up, named trees",
     )
     best = swept.optimum
+    side = {min(nodes, default=0): "left", max(nodes, default=0): "right"}.get(best.tree.nodes, "center")
     axes.plot([best.tree.nodes], [best.speed_up], "*", color=_BLUE, markersize=17, markeredgecolor="white")
     axes.annotate(
         f"{best.tree.name}: {best.speed_up:.2f} x",
         (best.tree.nodes, best.speed_up),
         xytext=(0, 12),
         textcoords="offset points",
-        ha="center",
+        ha=side,
         fontweight="bold",
         color=_BLUE,
         gid="optimum",
@@ -101,8 +102,10 @@ def _speed_up(found: Results) -> Figure:
     axes.axhline(1.0, color=_FAINT, linewidth=0.8)
     _nodes_axis(axes, [point.tree.nodes for point in swept.points])
     axes.set_ylabel("times plain decoding")
-    axes.set_ylim(0, 1.12 * max([*(p.published.mean for p in grown), best.speed_up, 1.0]))
-    axes.legend(frameon=False, fontsize=8.5, loc="lower left")
+    told = max([1.0, *(max(point.published.mean, point.speed_up) for point in swept.points)])
+    dearest = max(point.overhead.median for point in swept.points)
+    axes.set_ylim(0, 1.15 * max(told, min(dearest, 1.6 * told)))  # what costs far more than it brings may run out of it
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8.5)
     return figure
 
 

@@ -11,6 +11,7 @@ from medusa_engine.benchmarks.sweep import most_nodes
 from medusa_engine.runtime.engine import MOST_THREADS, Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.tree import Tree, check_tree, load_tree
+from medusa_engine.training.round_timing import largest_tree
 
 CONTEXTS = (64, 256, 1024)
 TRANSFORMERS, LLAMA_CPP = OTHERS = ("transformers", "llama-cpp")  # runtimes for --against
@@ -94,7 +95,7 @@ def sweep_nodes(settings: BenchSettings, engine: Engine) -> tuple[int, ...]:
     """
     most = most_nodes(engine.limits)
     if settings.sweep is None:
-        return tuple(count for count in SWEEP if count <= most)
+        return tuple(count for count in SWEEP if count <= min(most, largest_tree(engine.limits)))
     for count in settings.sweep:
         if not 1 <= count <= most:
             raise UserError(
