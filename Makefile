@@ -15,6 +15,7 @@ MODEL := engines/models/SmolLM2-135M-Instruct.Q4_1.gguf
 ENGINE := engines/smollm2-135m
 HEADS := heads/smollm2-135m-instruct
 TREE := trees/smollm2.json
+BENCH := engines/smollm2-135m.bench
 EXPORTER := $(wildcard exporter/*.py exporter/passes/*.py plugins/compact_append_kv/*.py)
 
 .DELETE_ON_ERROR:
@@ -78,6 +79,8 @@ lint: venv
 	$(BIN)/mypy
 
 bench: engine
+	$(BIN)/medusa-bench --engine $(ENGINE) --tree trees/smollm2_8.json --tree trees/smollm2_64.json --ledger \
+	    --against transformers --model $(MODEL) --report $(BENCH).html --json $(BENCH).json
 	@for benchmark in benchmarks/bench_*.py; do \
 	    echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
 

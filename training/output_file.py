@@ -13,11 +13,12 @@ from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 
 
-def check_output(path: Path, *, suffixes: Sequence[str] = ()) -> None:
+def check_output(path: Path, *, suffixes: Sequence[str] = (), option: str = "--output") -> None:
     """Refuse an output file that could not be written.
 
     Args:
         suffixes: endings that its name may have; empty for any.
+        option: that it was given with.
 
     Raises:
         UserError: another ending, a folder, or a folder that is missing or closed to us.
@@ -29,13 +30,13 @@ def check_output(path: Path, *, suffixes: Sequence[str] = ()) -> None:
     if path.is_dir() or not path.name:
         raise UserError(f"{path}: is a folder", "give the name of a file")
     if not folder.is_dir():
-        raise UserError(f"{path}: its folder does not exist", "make the folder, or give another --output")
+        raise UserError(f"{path}: its folder does not exist", f"make the folder, or give another {option}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{path}: no permission to write into {folder}", "give another --output")
+        raise UserError(f"{path}: no permission to write into {folder}", f"give another {option}")
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, *, option: str = "--output") -> Iterator[None]:
     """Name the file or folder when the system refuses to write there.
 
     Raises:
@@ -45,17 +46,17 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise UserError(f"{path}: cannot write: {reason}", "free space there, or give another --output") from error
+        raise UserError(f"{path}: cannot write: {reason}", f"free space there, or give another {option}") from error
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, option: str = "--output") -> None:
     """Write beside `path` and put in place; a file that was there is replaced.
 
     Raises:
         UserError: the system refuses.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with writing(path):
+    with writing(path, option=option):
         try:
             partial.write_bytes(data)
             partial.replace(path)
@@ -63,7 +64,7 @@ def write_file(path: Path, data: bytes) -> None:
             partial.unlink(missing_ok=True)
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, *, option: str = "--output") -> None:
     """Make an output folder, and those above it; one that exists is fine.
 
     Raises:
@@ -73,5 +74,5 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot make the folder: {error.strerror or error}", "give another --output"
+            f"{folder}: cannot make the folder: {error.strerror or error}", f"give another {option}"
         ) from error
