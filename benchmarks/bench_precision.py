@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from measure import Report, Samples
 
+from medusa_engine.benchmarks.measure import Report, Samples
 from medusa_engine.exporter.verify_passes import LogitsBackend
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import file_sha256
