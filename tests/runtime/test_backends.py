@@ -316,3 +316,11 @@ def test_forks_go_on_alone_from_what_they_share(
                     assert answer.cached_tokens == len(shared)
                     assert answer.token_ids == rigged_heads.answer([3], 9)
                     check_rows(engine, branch._state, branch.token_ids, rigged_96)
+
+
+def test_a_fork_keeps_its_rows_whatever_the_session_writes_next(engine: Engine, rigged_96: Exported) -> None:
+    with engine.session() as session:
+        session.generate(prompt_ids=[0, 3], max_new_tokens=12, tree=WIDE, ignore_eos=True)
+        with session.fork() as fork:
+            session.generate(prompt_ids=[9, 8, 7, 6, 5], max_new_tokens=20, tree=WIDE, ignore_eos=True)
+            check_rows(engine, fork._state, fork.token_ids, rigged_96)
