@@ -64,14 +64,14 @@ def export(settings: ExportSettings) -> Path:
     dtype = getattr(torch, settings.dtype)
     with _stage(f"loading {source.path}"):
         model = checkpoint.load_model(source, settings.dtype)
-        config = model.config.get_text_config()
+        config, architecture = model.config.get_text_config(), type(model).__name__
         heads = (
             load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
             if heads_path
             else untrained_heads(settings.untrained_heads, config.hidden_size).to(dtype)
         )
         check_backbone(heads, source.weight_files())
-        with _traceable(source, model):
+        with _traceable(source, architecture):
             limits = _limits(settings, config, heads)
         _check_trees(trees, settings, limits.heads)
     for note in heads.notes:
@@ -87,26 +87,28 @@ def export(settings: ExportSettings) -> Path:
             shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, dtype=dtype)
             for name, tree in zip(tree_names(len(trees)), trees, strict=True):
                 _write_tree(folder / name, tree)
-        with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, model):
+        with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, architecture):
             medusa_heads = MedusaHeads(heads, model.get_output_embeddings())
             round_module = Round(
                 model, medusa_heads, shape, settings.policies, repetition_penalty=settings.repetition_penalty
             )
             traced = trace_round(round_module)
-        with _stage("fusing and writing graphs and weights"), _traceable(source, model):
+        with _stage("fusing and writing graphs and weights"), _traceable(source, architecture):
             graphs.finish_graph(traced, shape)
             graphs.write_weights(traced, folder)
             for name in _graph_names(settings):
                 graphs.write_graph(traced, folder / _graph_file(name), shape, graph_name=name)
-        with _stage("comparing logits with transformers"), _traceable(source, model):
+        with _stage("comparing logits with transformers"), _traceable(source, architecture):
             probe = folder / "check.onnx"
             graphs.write_graph(traced, probe, shape, graph_name="round", logits=True)
             reference = reference_logits(model, shape)
-            del traced, round_module, medusa_heads
+            del traced
+            for parameter in round_module.parameters():  # from here on the weights are those of the bundle
+                parameter.data = torch.empty(0)
             check_logits(reference, probe, shape)
             probe.unlink()
         with _stage("writing the manifest"):
-            manifest = _manifest(target.name, limits, source, model, heads, folder, settings)
+            manifest = _manifest(target.name, limits, source, architecture, config.hidden_size, heads, folder, settings)
             bundle.write_manifest(folder, manifest)
     return target
 
@@ -196,7 +198,8 @@ def _manifest(
     name: str,
     limits: Limits,
     source: checkpoint.Source,
-    model: Any,
+    architecture: str,
+    hidden_size: int,
     heads: HeadWeights,
     folder: Path,
     settings: ExportSettings,
@@ -208,8 +211,8 @@ def _manifest(
         limits=limits,
         model={
             "name": source.name,
-            "architecture": type(model).__name__,
-            "hidden_size": model.config.get_text_config().hidden_size,
+            "architecture": architecture,
+            "hidden_size": hidden_size,
             "weights_sha256": {file.name: file_sha256(file) for file in source.weight_files()},
         },
         heads={
@@ -230,7 +233,7 @@ def _manifest(
 
 
 @contextmanager
-def _traceable(source: checkpoint.Source, model: Any) -> Iterator[None]:
+def _traceable(source: checkpoint.Source, architecture: str) -> Iterator[None]:
     """Name the model when its architecture is not one that can be traced, whatever that trips over."""
     try:
         yield
@@ -239,7 +242,7 @@ def _traceable(source: checkpoint.Source, model: Any) -> Iterator[None]:
     except Exception as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise UserError(
-            f"{source.path}: {type(model).__name__} cannot be exported: {type(cause).__name__}: {first_line(cause)}",
+            f"{source.path}: {architecture} cannot be exported: {type(cause).__name__}: {first_line(cause)}",
             "give a decoder that computes attention through transformers' attention interface, as Llama and Qwen do",
         ) from error
 
