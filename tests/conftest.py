@@ -137,6 +137,15 @@ def rigged_96(tmp_path_factory: pytest.TempPathFactory, rigged_heads: Rigged) ->
     return export(folder, folder / "bundle", "--max-length", "96", "--max-tree-nodes", "24")
 
 
+@pytest.fixture(scope="session")
+def rigged_fixed(rigged_96: Exported) -> Exported:
+    """The model of `rigged_96` for TensorRT, in fp16."""
+    from tiny_models import export
+
+    options = ("--max-length", "96", "--max-tree-nodes", "24", "--target", "tensorrt", "--precision", "fp16")
+    return export(rigged_96.checkpoint, rigged_96.checkpoint / "fixed", *options)
+
+
 @pytest.fixture(scope="session", params=["own_heads", "shared_heads", "zero_heads", "rigged_64"])
 def any_bundle(request: pytest.FixtureRequest) -> Exported:
     """Each kind of heads in turn."""

@@ -1,5 +1,7 @@
 """A stand-in for TensorRT: the round graph of a bundle, run by ONNX Runtime on the memory of `fake_cuda`.
 
+The bundle is one for TensorRT, or one for ONNX Runtime, whose sizes are then made to look fixed.
+
 Contexts are as strict as the library's documentation: every address is given and aligned, shapes lie in the profile,
 and a pass is captured only behind one of the same shapes.
 """
@@ -21,12 +23,12 @@ import pytest
 from fake_cuda import FakeCudart
 
 from medusa_engine.runtime.engine import Engine
-from medusa_engine.runtime.manifest import Manifest, file_sha256, graph_name, read_manifest
+from medusa_engine.runtime.generation_config import read_stop_token_ids
+from medusa_engine.runtime.manifest import GENERATION_NAME, TENSORRT, Manifest, file_sha256, graph_name, read_manifest
 from medusa_engine.runtime.plan import Plan, Profile, Tensor, files_folder, write_plan
 
 VERSION = "1.7.1.116"
 CHUNK = 16  # most rows of a prompt chunk
-STOP_IDS = 2
 _MAGIC = b"a plan of the stand-in"
 _DTYPES = {
     "float32": "FLOAT",
@@ -67,7 +69,7 @@ def make_plan(bundle: Path, path: Path, *, acceptance: str = "greedy") -> Path:
         ),
         compaction="function",
         builder={"version_compatible": False, "workspace_mib": 0},
-        io=tuple(io_of(manifest, acceptance)),
+        io=tuple(io_of(bundle, manifest, acceptance)),
         plan={"bytes": len(_MAGIC), "sha256": file_sha256(path)},
         files=files,
     )
@@ -75,15 +77,16 @@ def make_plan(bundle: Path, path: Path, *, acceptance: str = "greedy") -> Path:
     return path
 
 
-def io_of(manifest: Manifest, acceptance: str) -> list[Tensor]:
+def io_of(bundle: Path, manifest: Manifest, acceptance: str) -> list[Tensor]:
     limits = manifest.limits
+    stop_ids = max(len(read_stop_token_ids(bundle / GENERATION_NAME)), 1)
     nodes, path = limits.max_tree_nodes, limits.depth + 1
     state = {"input_ids": (1, -1), "position_ids": (1, -1), "past_length": (1,), "pending_rows": (path,)}
     state |= {"pending_count": (1,), "token_budget": (1,)}
     inputs: dict[str, tuple[str, tuple[int, ...]]] = {name: ("int64", shape) for name, shape in state.items()}
     inputs |= {"tree_mask": ("bool", (-1, -1)), "logit_rows": ("int64", (-1,)), "finished": ("bool", (1,))}
     inputs |= {"retrieve_indices": ("int64", (nodes, path)), "tree_indices": ("int64", (nodes,))}
-    inputs |= {"stop_ids": ("int64", (STOP_IDS,))}
+    inputs |= {"stop_ids": ("int64", (stop_ids,))}
     if acceptance != "greedy":
         inputs |= {"uniforms": ("float32", (limits.cache_rows,)), "top_k": ("int64", (1,))}
         inputs |= dict.fromkeys(("temperature", "top_p", "min_p"), ("float32", (1,)))
@@ -96,7 +99,7 @@ def io_of(manifest: Manifest, acceptance: str) -> list[Tensor]:
     for name, shape in state.items():
         outputs[f"next_{name}"] = ("int64", tuple(nodes if size < 0 else size for size in shape))
     outputs["next_finished"] = ("bool", (1,))
-    cache = ("float32", (1, limits.kv_heads, limits.cache_rows, limits.head_dim))
+    cache = (manifest.dtype, (1, limits.kv_heads, limits.cache_rows, limits.head_dim))
     for layer in range(limits.layers):
         for kind in ("key", "value"):
             inputs[f"past_{kind}.{layer}"] = outputs[f"present_{kind}.{layer}"] = cache
@@ -153,7 +156,7 @@ def tensorrt_module(bundle: Path, cudart: FakeCudart, contexts: list[FakeContext
         __version__=VERSION,
         ILogger=ILogger,
         Runtime=Runtime,
-        DataType=SimpleNamespace(**{name: name for name in (*_DTYPES.values(), "HALF", "BF16", "INT32")}),
+        DataType=SimpleNamespace(**{name: name for name in (*_DTYPES.values(), "BF16", "INT32")}),
         TensorIOMode=SimpleNamespace(INPUT="in", OUTPUT="out"),
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="user", STATIC="static"),
         DynamicShapesKernelSpecializationStrategy=SimpleNamespace(EAGER="eager", LAZY="lazy"),
@@ -170,10 +173,10 @@ class FakeEngine:
         self.module, self.cudart, self.contexts = module, cudart, contexts
         manifest = read_manifest(bundle)
         self.limits = manifest.limits
-        self.io = {tensor.name: tensor for tensor in io_of(manifest, module.acceptance)}
+        self.fixed = manifest.target == TENSORRT
+        self.io = {tensor.name: tensor for tensor in io_of(bundle, manifest, module.acceptance)}
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
-        # The graph of a bundle is not greedy at temperature 0, as that of a plan is: greedy's takes its place.
         self.sessions = {
             policy: ort.InferenceSession(
                 bundle / manifest.graphs[graph_name("round", policy)], options, providers=["CPUExecutionProvider"]
@@ -273,14 +276,10 @@ class FakeContext:
                 return np.ctypeslib.as_array(pointer, (count,)).view(io[name].dtype).reshape(shapes[name])
 
             inputs = {name: view(name) for name, tensor in io.items() if tensor.mode == "input"}
-            paths = inputs["retrieve_indices"]
-            inputs["retrieve_indices"] = np.ascontiguousarray(paths[paths[:, 0] >= 0])
-            if "uniforms" in inputs:
-                rows = inputs["position_ids"][0, inputs["logit_rows"]]
-                inputs["uniforms"] = np.ascontiguousarray(inputs["uniforms"][rows])
-                inputs["ranks"] = np.zeros(int(inputs["top_k"][0]), dtype=np.int64)
-            greedy = "temperature" not in inputs or inputs["temperature"][0] == 0
-            session = self.engine.sessions["greedy" if greedy else self.engine.module.acceptance]
+            policy = self.engine.module.acceptance
+            if not self.engine.fixed:
+                policy = _free(inputs, policy)
+            session = self.engine.sessions[policy]
             binding = session.io_binding()
             for name, array in ((value.name, inputs[value.name]) for value in session.get_inputs()):
                 binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
@@ -291,3 +290,16 @@ class FakeContext:
             session.run_with_iobinding(binding)
 
         return run
+
+
+def _free(inputs: dict[str, Any], policy: str) -> str:
+    """Change a plan's inputs into those of a graph for ONNX Runtime; returns the policy whose graph takes them."""
+    paths = inputs["retrieve_indices"]
+    inputs["retrieve_indices"] = np.ascontiguousarray(paths[paths[:, 0] >= 0])
+    if "uniforms" in inputs:
+        rows = inputs["position_ids"][0, inputs["logit_rows"]]
+        inputs["uniforms"] = np.ascontiguousarray(inputs["uniforms"][rows])
+        inputs["ranks"] = np.zeros(int(inputs["top_k"][0]), dtype=np.int64)
+        if inputs["temperature"][0] == 0:  # which such a graph does not take
+            return "greedy"
+    return policy
