@@ -18,7 +18,8 @@ Floats = npt.NDArray[Any]
 
 
 def numbers(random: np.random.Generator, rows: int, dtype: str) -> tuple[Floats, Floats]:
-    return tuple(random.standard_normal((1, 2, rows, 16)).astype(dtype) for _ in range(2))  # type: ignore[return-value]
+    key, value = random.standard_normal((2, 1, 2, rows, 16)).astype(dtype)
+    return key, value
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
