@@ -75,7 +75,7 @@ def essence(text: str) -> str:
 def logger(module: Any) -> Any:
     """The logger of a library, with its `messages`; one per process, as the library keeps the first it is given."""
 
-    class BuildLogger(module.ILogger):  # type: ignore[misc, name-defined]
+    class BuildLogger(module.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             module.ILogger.__init__(self)
             self.messages = Messages()
