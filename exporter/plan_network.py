@@ -180,4 +180,5 @@ def _refusal(error: Any, nodes: dict[str, str], library: Library) -> str:
 
 
 def _dtype(dtype: Any) -> str:
-    return _DTYPES.get(dtype.name, dtype.name.lower())
+    name = str(dtype.name)
+    return _DTYPES.get(name, name.lower())

@@ -213,7 +213,7 @@ def test_force_replaces_a_plan_and_nothing_else_does(
     check_plan_files(path, read_plan(path))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_stopped_build_leaves_the_earlier_plan(
     number: signal.Signals, bundle: Path, built: tuple[Path, str], tmp_path: Path
 ) -> None:
