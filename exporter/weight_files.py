@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -17,6 +18,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _MAX_INDEX_BYTES = 16 << 20
 _LONGEST_NAME = 200  # the system refuses longer ones in every call
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")
 _LFS_POINTER = b"version https://git-lfs"
 _FETCH_HINT = "fetch the checkpoint again"
 
@@ -25,7 +27,8 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a Hugging Face folder: the one, or the shards that its index names.
 
     Raises:
-        UserError: the index is damaged or names a file outside the folder, maybe by a link; as `check_weights`.
+        UserError: the index is damaged or names a file outside the folder, maybe by a link; a tensor of an expert is
+            missing; otherwise as `check_weights`.
     """
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     paths = [single]
@@ -35,6 +38,7 @@ def weight_files(folder: Path) -> list[Path]:
             check_inside(path)
     for path in paths:
         check_weights(path)
+    _check_experts(folder, paths)
     return paths
 
 
@@ -71,6 +75,24 @@ def first_line(error: Exception) -> str:
     if line.endswith(":") and more:  # the reason is on the next one
         line = f"{line} {more[0].strip()}"
     return line if " " in line else f"{type(error).__name__}: {line}".removesuffix(": ")
+
+
+def _check_experts(folder: Path, paths: Sequence[Path]) -> None:
+    """Name a missing tensor of an expert: transformers joins those of all experts, and does not say which it lacks."""
+    found: dict[tuple[str, str], set[int]] = {}  # before and behind the expert's number -> the numbers
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for match in filter(None, map(_EXPERT.fullmatch, file.keys())):
+                found.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    counts: dict[str, int] = {}  # of each layer
+    for (before, _), numbers in found.items():
+        counts[before] = max(counts.get(before, 0), 1 + max(numbers))
+    for (before, behind), numbers in sorted(found.items()):
+        if len(numbers) < counts[before]:
+            first = min(set(range(counts[before])) - numbers)
+            raise UserError(
+                f"{folder}: the tensor {before}{first}{behind} is missing", f"{_FETCH_HINT}: weights are never made up"
+            )
 
 
 def _shard_names(index: Path) -> list[str]:
