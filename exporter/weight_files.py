@@ -19,6 +19,7 @@ INDEX_FILE = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 16 << 20
 _LONGEST_NAME = 200  # the system refuses longer ones in every call
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")
+_MOST_HEADER_BYTES = 1 << 24  # those of the largest models are a tenth of it; the library reads any of 100 MB
 _LFS_POINTER = b"version https://git-lfs"
 _FETCH_HINT = "fetch the checkpoint again"
 
@@ -62,6 +63,9 @@ def check_weights(path: Path) -> None:
                 raise UserError(f"{path}: not a GGUF file", _FETCH_HINT)
             check_gguf(path)
         if path.suffix == ".safetensors":
+            size = int.from_bytes(start[:8], "little")
+            if len(start) >= 8 and size > _MOST_HEADER_BYTES:
+                raise UserError(f"{path}: not a safetensors file, or damaged: a header of {size} bytes", _FETCH_HINT)
             with safe_open(path, framework="pt"):
                 pass  # opening checks that header and length agree
     except (OSError, SafetensorError) as error:

@@ -172,7 +172,12 @@ def test_pickled_weights_are_not_opened(model: Path, tmp_path: Path, refuses: Re
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [(b"", "empty"), (LFS_POINTER, "Git LFS pointer"), (HTML_PAGE, "cannot read"), (b"\xff" * 64, "cannot read")],
+    [
+        (b"", "empty"),
+        (LFS_POINTER, "Git LFS pointer"),
+        (HTML_PAGE, "not a safetensors file"),
+        (b"\xff" * 64, "not a safetensors file"),
+    ],
     ids=["empty", "pointer", "page", "noise"],
 )
 def test_weights_file_that_is_none(content: bytes, named: str, model: Path, refuses: Refuses) -> None:

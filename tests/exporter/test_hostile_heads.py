@@ -151,3 +151,11 @@ def test_entries_of_an_archive_that_lie_over_one_another(tmp_path: Path) -> None
             archive.filelist.append(twin)
         archive._didModify = True  # type: ignore[attr-defined]
     assert "over one another" in refused(file)
+
+
+def test_a_header_of_a_million_tensors(tmp_path: Path) -> None:
+    """Well-formed, and a hundred times its size once it is read."""
+    entries = {f"{index}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for index in range(300_000)}
+    header = json.dumps(entries).encode()
+    (tmp_path / "heads.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "header of" in refused(tmp_path / "heads.safetensors")
