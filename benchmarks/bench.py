@@ -30,6 +30,8 @@ from medusa_engine.benchmarks.stage_times import WARM_UP, StageTimes, profile_pa
 from medusa_engine.benchmarks.sweep import Sweep, sweep
 from medusa_engine.runtime.cost import facts_of
 from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.tree import Tree, TreePath
 from medusa_engine.training.calibrate import calibrate
 
@@ -107,6 +109,8 @@ def run_bench(settings: BenchSettings, steps: Steps) -> Results:
     check_settings(settings)
     started = time.perf_counter()
     engine = Engine.open(settings.engine, threads=settings.threads)
+    if not isinstance(engine.backend, OnnxRuntimeBackend):
+        raise UserError(f"{settings.engine}: stages and passes are timed on ONNX Runtime", "give a bundle folder")
     facts = facts_of(engine.manifest) if settings.ledger else None
     trees, nodes = named_trees(settings, engine), sweep_nodes(settings, engine)
     tokens = contexts(settings, engine, max(*nodes, *(tree.nodes for tree in trees)))

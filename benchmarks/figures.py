@@ -175,14 +175,17 @@ def _hit_rates(found: Results) -> Figure:
     figure = Figure(figsize=(max(4.0, 0.52 * ranks + 1.6), 0.5 * heads + 1.3), layout="constrained")
     axes = figure.add_subplot()
     highest = max(max(row) for row in rates) or 1.0
-    image = axes.imshow([[rate**0.5 for rate in row] for row in rates], cmap="Blues", vmin=0, vmax=highest**0.5)
-    image.set_gid("heat")
+    shades = [[rate**0.5 for rate in row] for row in rates]  # even for the eye: most rates are small
+    mesh = axes.pcolormesh(shades, cmap="Blues", vmin=0, vmax=highest**0.5, edgecolors="white", linewidth=1.5)
+    mesh.set_gid("heat")
     for head, row in enumerate(rates):
         for rank, rate in enumerate(row):
             ink = "white" if rate**0.5 > 0.6 * highest**0.5 else _INK
-            axes.text(rank, head, f"{100 * rate:.1f}", ha="center", va="center", color=ink, fontsize=8)
-    axes.set_xticks(range(ranks))
-    axes.set_yticks(range(heads), [f"head {head}" for head in range(heads)])
+            axes.text(rank + 0.5, head + 0.5, f"{100 * rate:.1f}", ha="center", va="center", color=ink, fontsize=8)
+    axes.set_xticks([rank + 0.5 for rank in range(ranks)], [str(rank) for rank in range(ranks)])
+    axes.set_yticks([head + 0.5 for head in range(heads)], [f"head {head}" for head in range(heads)])
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
     axes.set_xlabel("rank (percent of the positions)")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-from medusa_engine.exporter.graphs import LOGITS_OUTPUT
-from medusa_engine.plugins.compact_append_kv.body import OP_TYPE
+# Names of the exporter's, whose modules load torch and onnxscript.
+LOGITS_OUTPUT = "logits"
+OP_TYPE = "CompactAppendKV"
 
 CACHE, BACKBONE, LM, ACCEPTANCE, HEADS, FEEDBACK = STAGES = (
     "cache append",

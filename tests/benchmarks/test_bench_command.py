@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from bench_run import CHAIN, CONTEXTS, MAX_NEW_TOKENS, PROMPTS, REPEATS, SWEEP, Benched
-from command_checks import Commands
 from tiny_models import Exported, Rigged
 
 from medusa_engine.benchmarks.answers import ADAPTIVE, OTHER, PLAIN, TREE
@@ -235,7 +234,7 @@ def test_plain_run_needs_no_torch(rigged_64: Exported, tmp_path: Path) -> None:
     assert (tmp_path / "out.html").is_file()
 
 
-def test_help_names_every_default(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     told = " ".join(capsys.readouterr().out.split())
@@ -251,3 +250,21 @@ def test_trees_of_one_name_are_told_apart(rigged_64: Exported, tmp_path: Path) -
     other.write_text('{"paths": [[0]], "name": "a_tree"}')
     trees = named_trees(BenchSettings(rigged_64.bundle, trees=(same, other)), rigged_64.engine)
     assert trees == [rigged_64.engine.tree, Tree(((0,),), "a_tree (2)")]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_are_shown_on_a_terminal_alone(terminal: bool) -> None:
+    code = (
+        "import io, os, sys\n"
+        "os.environ['TQDM_DISABLE'] = '1'  # as the command sets it, for the bars of libraries\n"
+        "from medusa_engine.benchmarks.cli import _steps\n"
+        "stderr = sys.stderr = io.StringIO()\n"
+        f"stderr.isatty = lambda: {terminal}\n"
+        "with _steps('answers', 3) as step:\n"
+        "    for _ in range(3):\n"
+        "        step()\n"
+        "print(repr(stderr.getvalue()))\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert ("answers" in shown and "/3" in shown) == terminal
+    assert (shown.strip() == "''") == (not terminal)

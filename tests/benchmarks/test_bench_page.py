@@ -23,6 +23,7 @@ SEEN = """({
   rows: Object.fromEntries([...document.querySelectorAll("table")].map(one => [one.id, one.rows.length])),
   optimum: [...document.querySelectorAll("tr.optimum")].map(one => one.cells[0].innerText),
   categories: [...document.querySelectorAll("#categories tr")].map(one => one.cells[0].innerText),
+  headline: document.getElementById("headline").innerText,
   exactness: document.getElementById("exactness").innerText,
   colour: getComputedStyle(document.getElementById("exactness")).color,
   nodes: [...document.querySelectorAll("#figure-tree_1 g[id^=node-]")].map(one => one.id),
@@ -54,6 +55,8 @@ def test_page_shows_everything_in_a_browser(benched: Benched, tmp_path: Path) ->
     }
     assert seen["optimum"] == [benched.document["sweep"]["optimum"]]
     assert seen["categories"] == ["category", *PROMPTS, "together"]
+    (adaptive,) = (way for way in benched.document["answers"]["ways"] if way["kind"] == "adaptive")
+    assert seen["headline"].startswith(f"{adaptive['speed_up']:.2f} × plain decoding: whole answers to 5 prompts")
     assert seen["exactness"].startswith("exact: each of 5 answers") and seen["colour"] == "rgb(24, 104, 47)"
     assert seen["nodes"] == ["node-root", "node-0", "node-0-0", "node-0-0-0", "node-0-0-0-0"]
     assert seen["cells"] >= 4 * 10  # heads and ranks

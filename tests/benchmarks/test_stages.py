@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 from tiny_models import Exported
 
+from medusa_engine.benchmarks import stages
 from medusa_engine.benchmarks.stage_times import BETWEEN, StageTimes, profile_passes
 from medusa_engine.benchmarks.stages import (
     ACCEPTANCE,
@@ -27,6 +28,8 @@ from medusa_engine.benchmarks.stages import (
     TOP_K,
     parts_of,
 )
+from medusa_engine.exporter import graphs
+from medusa_engine.plugins.compact_append_kv import body
 from medusa_engine.runtime.manifest import read_manifest
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.tree import Tree, chain
@@ -134,6 +137,10 @@ def test_a_quantized_projection_counts_as_projection() -> None:
         "argmax": POSTERIOR,
         "rank": TOP_K,
     }
+
+
+def test_names_are_those_of_the_exporter() -> None:
+    assert (stages.LOGITS_OUTPUT, stages.OP_TYPE) == (graphs.LOGITS_OUTPUT, body.OP_TYPE)
 
 
 def test_graphs_that_are_not_ours_are_refused() -> None:
