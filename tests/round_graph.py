@@ -206,6 +206,7 @@ def save_bundle(
         name=folder.name,
         target="tensorrt",
         dtype=dtype,
+        weights=dtype,
         limits=limits(head_dim),
         model={},
         heads={},

@@ -189,14 +189,18 @@ def seeds(name: str) -> list[bytes]:
 def manifest_document() -> dict[str, Any]:
     from dataclasses import asdict
 
+    from medusa_engine.runtime.manifest import FORMAT_VERSION
+
     facts = {"bytes": 1, "sha256": "0" * 64}
     graphs = {"round": "round.onnx", "step": "step.onnx"}
     names = (*graphs.values(), "weights.bin", "tree.json", "generation_config.json")
     return {
         "format": "medusa-bundle",
-        "format_version": 2,
+        "format_version": FORMAT_VERSION,
         "name": "tiny",
+        "target": "onnxruntime",
         "dtype": "float32",
+        "weights": "float32",
         "limits": asdict(LIMITS),
         "model": {},
         "heads": {},
