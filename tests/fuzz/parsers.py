@@ -62,7 +62,7 @@ def read_bundle_manifest(data: bytes) -> None:
         (folder() / MANIFEST_NAME).write_text(sealed)
     manifest = read_manifest(folder())
     json.dumps(manifest.document())
-    assert manifest.limits.cache_bytes > 0
+    assert manifest.cache_bytes > 0
 
 
 def read_safetensors(data: bytes) -> None:
@@ -139,7 +139,8 @@ def _engine() -> Any:
     tokenizer = Tokenizer.open(TOKENIZERS / "bytelevel_bos_twice")
     manifest = SimpleNamespace(name="tiny", policies=("greedy", "sample", "typical"), repetition_penalty=True)
     engine = Engine.__new__(Engine)
-    engine.__dict__.update(manifest=manifest, limits=LIMITS, tokenizer=tokenizer, stop_token_ids=frozenset())
+    state = {"limits": LIMITS, "tokenizer": tokenizer, "stop_token_ids": frozenset(), "_plan": None}
+    engine.__dict__.update(manifest=manifest, **state)
     return engine
 
 
