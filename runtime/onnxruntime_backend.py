@@ -226,6 +226,7 @@ class OnnxRuntimeState:
             int(slot.past_length[0]),
             int(slot.token_budget[0]),
             bool(slot.finished[0]),
+            bool(slot.input_ids[0, 0] >= 0),
         )
 
     def proposed(self) -> Int64Array:

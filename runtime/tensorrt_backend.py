@@ -158,6 +158,7 @@ class TensorRtState:
             self._last.past_length,
             self._last.token_budget,
             self._last.finished,
+            not self._last.undecided,
             self._last.seconds,
         )
 

@@ -201,8 +201,9 @@ def test_a_plan_of_another_policy_draws_what_the_bundle_draws_and_is_greedy_too(
 ) -> None:
     path = make_plan(own_heads.bundle, tmp_path / "a.plan", acceptance=acceptance)
     plan = open_plan(own_heads.bundle, path, acceptance=acceptance)
+    own: dict[str, Any] = {"posterior_threshold": 0.002, "typical_root": "drawn"} if acceptance == "typical" else {}
     policies = [
-        AcceptancePolicy(acceptance, temperature=0.8, seed=5, posterior_threshold=0.002, typical_root="drawn"),
+        AcceptancePolicy(acceptance, temperature=0.8, seed=5, **own),
         AcceptancePolicy(acceptance, temperature=1.3, top_k=4, top_p=0.9, min_p=0.02, seed=6),
         AcceptancePolicy(acceptance, temperature=0),
         AcceptancePolicy(),
