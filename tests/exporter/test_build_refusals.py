@@ -65,7 +65,9 @@ def test_what_is_no_bundle(kind: str, tmp_path: Path, output: Path, commands: Co
 def test_bundle_for_onnx_runtime(bundle: Path, tmp_path: Path, output: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from medusa_engine.exporter.build_cli import main
 
-    copy = edited_manifest(bundle, tmp_path / "cpu", target="onnxruntime", dtype="float32", graphs=None)
+    copy = edited_manifest(
+        bundle, tmp_path / "cpu", target="onnxruntime", dtype="float32", weights="float32", graphs=None
+    )
     assert main([str(copy), *AHEAD, "-o", str(output)]) == 1
     problem, hint = capfd.readouterr().err.splitlines()
     assert str(copy) in problem and "onnxruntime" in problem
@@ -140,7 +142,7 @@ def test_no_gpu_and_no_capability(
 
 
 def test_bfloat16_below_8_0(bundle: Path, tmp_path: Path, output: Path, commands: Commands) -> None:
-    copy = edited_manifest(bundle, tmp_path / "bf16", dtype="bfloat16")
+    copy = edited_manifest(bundle, tmp_path / "bf16", dtype="bfloat16", weights="bfloat16")
     commands.build_refuses(copy, *AHEAD, "-o", output, "--compute-capability", "7.5", named=["7.5", "bfloat16"])
 
 

@@ -321,7 +321,7 @@ def run_with_warnings(code: str, folder: Path) -> str:
         "import onnxruntime as ort\n"
         "from medusa_engine.runtime import onnxruntime_backend\n"
         "from medusa_engine.runtime.engine import Engine\n"
-        "onnxruntime_backend._LOG_ERRORS = 2\n"
+        "assert onnxruntime_backend._LOG_FATAL; onnxruntime_backend._LOG_FATAL = 2\n"
         "ort.set_default_logger_severity(2)\n"
         "engine = Engine.open(sys.argv[1], threads=1)\n"
     )

@@ -85,7 +85,7 @@ def test_kill_while_moving_leaves_a_whole_plan_or_none(moves: int, path: Path, m
         rename(source, target)
 
     monkeypatch.setattr(plan_files.os, "rename", killed_rename)
-    monkeypatch.setattr(plan_files.contextlib.ExitStack, "callback", lambda *_arguments: None)
+    monkeypatch.setattr(plan_files.contextlib.ExitStack, "callback", lambda *_arguments, **_options: None)
     monkeypatch.setattr("medusa_engine.exporter.partial_folder.shutil.rmtree", lambda *_arguments, **_options: None)
     killed = False
     try:
