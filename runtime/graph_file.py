@@ -45,15 +45,15 @@ def check_external_data(path: Path, weights_name: str) -> None:
     try:
         data = path.read_bytes() if path.stat().st_size <= _MOST_BYTES else b""
     except OSError as error:
-        raise UserError(f"{path}: cannot read the file: {error.strerror or error}", "check the file") from error
+        raise UserError(f"cannot read the file: {error.strerror or error}", "check the file", file=path) from error
     try:
         if not data:
             raise ValueError("empty, or too large for a graph")
         for location in _locations(memoryview(data)):
             if location != weights_name:
-                raise UserError(f"{path}: its weights lie in {shown(location)}, not in {weights_name}", _HINT)
+                raise UserError(f"its weights lie in {shown(location)}, not in {weights_name}", _HINT, file=path)
     except ValueError as error:
-        raise UserError(f"{path}: damaged, or not an ONNX graph", _HINT) from error
+        raise UserError("damaged, or not an ONNX graph", _HINT, file=path) from error
 
 
 def _locations(data: memoryview) -> Iterator[str]:

@@ -254,17 +254,17 @@ def verify_file(
     """
     check_inside(path)
     if not path.is_file():
-        raise UserError(f"{path}: {listed_in} lists this file, but it is missing", hint)
+        raise UserError(f"{listed_in} lists this file, but it is missing", hint, file=path)
     try:
         size = path.stat().st_size
         sha256 = file_sha256(path) if hashes and size == facts["bytes"] else None
     except OSError as error:
-        raise UserError(f"{path}: cannot read the file: {error.strerror or error}", "check the file") from error
+        raise UserError(f"cannot read the file: {error.strerror or error}", "check the file", file=path) from error
     if size != facts["bytes"]:
         state = "cut short" if size < facts["bytes"] else "too long"
-        raise UserError(f"{path}: {state}: {size} bytes instead of {facts['bytes']}", hint)
+        raise UserError(f"{state}: {size} bytes instead of {facts['bytes']}", hint, file=path)
     if sha256 not in (None, facts["sha256"]):
-        raise UserError(f"{path}: changed since {made} (its sha256 differs)", hint)
+        raise UserError(f"changed since {made} (its sha256 differs)", hint, file=path)
 
 
 def file_sha256(path: Path) -> str:

@@ -36,7 +36,7 @@ class OpenBundle:
         try:
             self._descriptor = os.open(self._weights, os.O_RDONLY)  # of the file itself, whatever its name is given to
         except OSError as error:
-            raise UserError(f"{self._weights}: cannot read the file: {error.strerror or error}", _HINT) from error
+            raise UserError(f"cannot read the file: {error.strerror or error}", _HINT, file=self._weights) from error
         weakref.finalize(self, os.close, self._descriptor)
         self._opened = os.fstat(self._descriptor)
 
@@ -58,7 +58,7 @@ class OpenBundle:
         except OSError:
             same = False
         if not same:
-            raise UserError(f"{self._weights}: replaced since the bundle was opened", _HINT)
+            raise UserError("replaced since the bundle was opened", _HINT, file=self._weights)
         return path
 
     def check_weights(self) -> None:
@@ -69,4 +69,4 @@ class OpenBundle:
         """
         now = os.fstat(self._descriptor)
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
-            raise UserError(f"{self._weights}: changed while the bundle was open", _HINT)
+            raise UserError("changed while the bundle was open", _HINT, file=self._weights)
