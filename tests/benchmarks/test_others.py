@@ -29,7 +29,7 @@ TOKENS = 8
 )
 def test_answers_are_greedy_and_every_token_but_the_first_is_timed(name: str, demo_engine: Engine) -> None:
     other = open_other(name, str(demo_model.GGUF), demo_engine.manifest, threads=2)
-    prompt = demo_engine.encode([{"role": "user", "content": "What is the capital of France?"}])
+    prompt = demo_engine.encode("The capital of France is")
     first, seconds = other.answer(prompt, TOKENS)
     again, _ = other.answer(prompt, TOKENS)
     assert (other.name, bool(other.version)) == (name, True)

@@ -53,10 +53,11 @@ def test_hit_rates_are_shares_of_the_positions_that_have_a_label() -> None:
 
 
 def test_nodes_are_accepted_where_a_round_begins() -> None:
-    # First answer: one round accepts (0, 1) and publishes 3, one publishes the last token. Second: 1, then 0 and cut.
-    shares = node_acceptance(TREE_3, [FIRST, SECOND])
-    assert shares == {(0,): 2 / 4, (0, 1): 1 / 4}
-    assert 1 + sum(shares.values()) == (4 + 3) / 4
+    # First answer: one round accepts (0, 1) and publishes 3, one publishes the last token. Second: 1, then (0) and its
+    # root. The third ends before what its round accepts.
+    shares = node_acceptance(TREE_3, [FIRST, SECOND, np.array([[0, 1]])])
+    assert shares == {(0,): 2 / 5, (0, 1): 1 / 5}
+    assert 1 + sum(shares.values()) == (4 + 3 + 1) / 5
 
 
 def test_depth_rates_are_of_the_rounds_that_got_there() -> None:
