@@ -120,8 +120,9 @@ def export(settings: ExportSettings) -> Path:
         with _stage("comparing logits with transformers"), _traceable(source, architecture):
             reference = reference_logits(model, shape)
             facts = {"hidden_size": config.hidden_size, **cost_facts(model)}
-            for parameter in round_module.parameters():  # from here on the weights are those of the bundle
-                parameter.data = torch.empty(0)
+            if not quantised:  # from here on the weights are those of the bundle
+                for parameter in round_module.parameters():
+                    parameter.data = torch.empty(0)
             check_logits(reference, probe, shape)
             probe.unlink()
         if quantised:
