@@ -23,7 +23,7 @@ from medusa_engine.exporter.check_rows import check_rows
 from medusa_engine.exporter.exact_attention import use_exact_attention
 from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
-from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
+from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, no_heads, untrained_heads
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, QUANTISED, ExportSettings, check_settings
@@ -54,8 +54,8 @@ def export(settings: ExportSettings) -> Path:
     """
     check_settings(settings)
     trees = _load_trees(settings.trees)
-    if settings.untrained_heads is not None:  # of other heads the number is known when they are loaded
-        _check_trees(trees, settings, settings.untrained_heads)
+    if settings.no_heads or settings.untrained_heads is not None:  # else the number is known when they are loaded
+        _check_trees(trees, settings, settings.untrained_heads or 0)
     source = checkpoint.find_source(settings.model)
     target = settings.output or Path("engines") / source.name.lower()
     place = target.resolve()  # what is checked is what is replaced: `..` and links are followed here, once
@@ -69,11 +69,12 @@ def export(settings: ExportSettings) -> Path:
     with _stage(f"loading {source.path}"):
         model = checkpoint.load_model(source, settings.dtype)
         config = model.config.get_text_config()
-        heads = (
-            load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
-            if heads_path
-            else untrained_heads(settings.untrained_heads, config.hidden_size).to(dtype)
-        )
+        if heads_path:
+            heads = load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
+        elif settings.no_heads:
+            heads = no_heads(config.hidden_size).to(dtype)
+        else:
+            heads = untrained_heads(settings.untrained_heads, config.hidden_size).to(dtype)
         check_backbone(heads, source.weight_files())
         with _traceable(source, model):
             limits = _limits(settings, config, heads)
@@ -148,12 +149,18 @@ def _load_trees(paths: Sequence[Path]) -> list[Tree]:
 
 def _check_trees(trees: Sequence[Tree], settings: ExportSettings, heads: int) -> None:
     for tree in trees:
-        check_tree(tree, heads=heads, topk=settings.topk, max_tree_nodes=settings.max_tree_nodes)
+        check_tree(
+            tree,
+            heads=heads,
+            topk=settings.topk,
+            max_tree_nodes=settings.max_tree_nodes,
+            lookup=settings.lookup_nodes(heads),
+        )
 
 
 def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | None:
-    """Where the heads are, or None for untrained ones."""
-    if settings.untrained_heads:
+    """Where the heads are, or None for untrained ones and for none."""
+    if settings.untrained_heads or settings.no_heads:
         return None
     if settings.heads is not None:
         path = Path(settings.heads).expanduser()
@@ -161,7 +168,7 @@ def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | N
     if source.heads is None:
         raise UserError(
             f"{settings.model}: has no Medusa heads",
-            "give --heads, or --untrained-heads K to export without trained ones",
+            "give --heads, --no-heads to let the context alone propose, or --untrained-heads K",
         )
     return source.heads
 
@@ -184,22 +191,25 @@ def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits
             f"--top-k {settings.topk} is more than the {choices} tokens the heads choose from",
             f"give at most {choices}",
         )
+    lookup = settings.lookup_nodes(heads.heads)
+    depth = max(heads.heads, lookup)
     return Limits(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        cache_rows=max(cache_rows(settings.target, max_length, heads.heads, settings.max_tree_nodes), EXAMPLE_ROWS),
+        cache_rows=max(cache_rows(settings.target, max_length, depth, settings.max_tree_nodes), EXAMPLE_ROWS),
         max_length=max_length,
         heads=heads.heads,
         topk=settings.topk,
         max_tree_nodes=settings.max_tree_nodes,
         vocab_size=config.vocab_size,
+        lookup=lookup,
     )
 
 
 def _write_tree(path: Path, tree: Tree) -> None:
     """From what was read and checked: the user's file may be a pipe, or may have changed."""
-    document = {"name": tree.name, "paths": tree.paths, **tree.metadata}
+    document = {"name": tree.name, "paths": tree.document(), **tree.metadata}
     path.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
