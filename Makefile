@@ -3,6 +3,9 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+FUZZ ?= tree
+FUZZ_SECONDS ?= 60
+SOAK_PROMPTS ?= 200
 PROMPT ?= What is the capital of France, and what is it known for?
 
 VENV := .venv
@@ -12,15 +15,17 @@ MODEL := engines/models/SmolLM2-135M-Instruct.Q4_1.gguf
 ENGINE := engines/smollm2-135m
 HEADS := heads/smollm2-135m-instruct
 TREE := trees/smollm2.json
+BENCH := engines/smollm2-135m.bench
 EXPORTER := $(wildcard exporter/*.py exporter/passes/*.py plugins/compact_append_kv/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv model engine demo test soak lint bench clean
+.PHONY: help venv model engine demo test soak fuzz lint bench clean
 
 help:
 	@echo "make demo    export the demo model and chat with it"
 	@echo "make test    run the tests"
 	@echo "make soak    run the tests that take many minutes"
+	@echo "make fuzz    fuzz a parser: FUZZ=tree, manifest, ...; FUZZ_SECONDS=60"
 	@echo "make lint    ruff check, ruff format --check, mypy"
 	@echo "make bench   run the benchmarks"
 	@echo "make venv | model | engine   the set-up steps of the above, one by one"
@@ -61,7 +66,12 @@ test: engine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 soak: engine
-	$(BIN)/python -m pytest --soak -m soak $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --soak -m soak --verbose --soak-prompts $(SOAK_PROMPTS) $(PYTEST_ARGS)
+
+# atheris is built for few systems, and only this needs it: it is not in the lock.
+fuzz: venv
+	$(PIP) install --quiet --no-deps atheris==3.0.0
+	$(BIN)/python tests/fuzz/fuzz.py $(FUZZ) -max_total_time=$(FUZZ_SECONDS)
 
 lint: venv
 	$(BIN)/ruff check
@@ -69,6 +79,8 @@ lint: venv
 	$(BIN)/mypy
 
 bench: engine
+	$(BIN)/medusa-bench --engine $(ENGINE) --tree trees/smollm2_8.json --tree trees/smollm2_64.json --ledger \
+	    --against transformers --model $(MODEL) --report $(BENCH).html --json $(BENCH).json
 	@for benchmark in benchmarks/bench_*.py; do \
 	    echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
 

@@ -14,8 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from measure import Report, Samples
-
+from medusa_engine.benchmarks.measure import Report, Samples
 from medusa_engine.runtime.adaptive_plans import AdaptivePlans
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.rounds import Decoding, Plans, TreePlan

@@ -7,13 +7,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
 PAUSE_SECONDS = 0.05  # lets the threads of what ran before stop spinning, so that they cost the next one nothing
-PACKAGES = ("medusa-engine", "numpy", "onnxruntime", "torch", "transformers")
+PACKAGES = ("medusa-engine", "numpy", "onnxruntime", "torch", "transformers", "llama-cpp-python")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class Samples:
     def line(self) -> str:
         low, high = min(self.values), max(self.values)
         return f"  {self.name:<48}{self.median:9.3f} {self.unit:<3} ({low:.3f} to {high:.3f})"
+
+    def document(self) -> dict[str, object]:
+        return {
+            "unit": self.unit,
+            "median": self.median,
+            "min": min(self.values),
+            "max": max(self.values),
+            "values": list(self.values),
+        }
 
 
 @dataclass
@@ -81,11 +91,7 @@ class Report:
 
     def document(self, **facts: object) -> dict[str, object]:
         """Everything measured, with the machine and the versions."""
-        return (
-            {"machine": machine(), "versions": {name: version(name) for name in PACKAGES}}
-            | facts
-            | {"sections": self.sections}
-        )
+        return {"machine": machine(), "versions": versions()} | facts | {"sections": self.sections}
 
     def save(self, path: Path, **facts: object) -> None:
         path.write_text(json.dumps(self.document(**facts), indent=1) + "\n", encoding="utf-8")
@@ -98,7 +104,12 @@ def ratio_of(name: str, measured: Samples, baseline: Samples) -> Samples:
 
 
 def interleaved(
-    cases: Mapping[str, Callable[[], float]], *, unit: str, samples: int, warm_up: int = 2
+    cases: Mapping[str, Callable[[], float]],
+    *,
+    unit: str,
+    samples: int,
+    warm_up: int = 2,
+    progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Samples]:
     """Take one sample of every case in turn, over and over, so that a busy moment hits all of them.
 
@@ -106,12 +117,14 @@ def interleaved(
         cases: name -> a function that measures one value.
         samples: kept per case.
         warm_up: taken before those and dropped.
+        progress: called behind each sample, warm-up included.
     """
     values: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(warm_up + samples):
         for name, measure in cases.items():
             time.sleep(PAUSE_SECONDS)
             values[name].append(measure())
+            progress()
     return {name: Samples(name, unit, tuple(taken[warm_up:])) for name, taken in values.items()}
 
 
@@ -120,6 +133,15 @@ def milliseconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - started)
+
+
+def versions() -> dict[str, str]:
+    """Of those PACKAGES that are installed."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def machine() -> dict[str, object]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import fields
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from measure import milliseconds
 
+from medusa_engine.benchmarks.measure import milliseconds
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend, OnnxRuntimeState, Slot
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import CHUNK_ROWS, TreePlan
-from medusa_engine.runtime.tree import TreeBuffers, load_tree
+from medusa_engine.runtime.tree import Tree, TreeBuffers
 
 BURST = 3  # timed passes per sample, behind one that is not: alone, a pass would find its threads asleep
 
@@ -31,32 +30,37 @@ class FixedContext:
 
     Args:
         engine: an open engine.
-        context: prompt tokens in the cache.
-        tree: tree file of the rounds; None for plain steps.
+        context: prompt tokens in the cache, at least 1.
+        tree: of the rounds; None for plain steps.
         policy: of acceptance; default: greedy.
+
+    Raises:
+        UserError: the engine cannot run the tree.
     """
 
     def __init__(
-        self, engine: Engine, context: int, tree: Path | None = None, policy: AcceptancePolicy | None = None
+        self, engine: Engine, context: int, tree: Tree | None = None, policy: AcceptancePolicy | None = None
     ) -> None:
         backend = engine.backend
         assert isinstance(backend, OnnxRuntimeBackend)
         policy = policy or AcceptancePolicy()
         backend.load(speculation=tree is not None, policy=policy.graph)
-        self._tree: TreeBuffers | None = None
-        if tree is not None:
-            self._tree = TreePlan(load_tree(tree), engine.limits).full
+        self._tree: TreeBuffers | None = None if tree is None else TreePlan(tree, engine.limits).full
         self.state: OnnxRuntimeState = backend.new_state()
         self.state.use(policy)
-        prompt = context_ids(engine.limits.vocab_size, context)
-        for start in range(0, context, CHUNK_ROWS):
-            self.state.prefill(prompt[start : start + CHUNK_ROWS], start, self._tree)
-        self._slot = {field.name: getattr(self.state.slot, field.name).copy() for field in fields(Slot)}
+        self._prompt = context_ids(engine.limits.vocab_size, context)
+        self._empty = self._kept()
+        self.prefill()
+        self._slot = self._kept()
+
+    def prefill(self) -> float:
+        """Milliseconds of running the whole context once more."""
+        self._put_back(self._empty)
+        return milliseconds(self._prefill)
 
     def rewind(self) -> None:
         """Forget what was appended: rows behind the context are written anew by the next pass."""
-        for name, value in self._slot.items():
-            getattr(self.state.slot, name)[...] = value
+        self._put_back(self._slot)
 
     def run(self) -> None:
         """One pass, launched and read."""
@@ -74,10 +78,17 @@ class FixedContext:
             times.append(milliseconds(self.run))
         return median(times[1:])
 
-    def sequence(self, passes: int) -> float:
-        """Milliseconds per pass of several in a row, the first at the context."""
-        self.rewind()
-        return milliseconds(lambda: [self.run() for _ in range(passes)]) / passes
+    def _prefill(self) -> None:
+        for start in range(0, len(self._prompt), CHUNK_ROWS):
+            self.state.prefill(self._prompt[start : start + CHUNK_ROWS], start, self._tree)
+        self.state.read()
+
+    def _kept(self) -> dict[str, npt.NDArray[Any]]:
+        return {field.name: getattr(self.state.slot, field.name).copy() for field in fields(Slot)}
+
+    def _put_back(self, kept: dict[str, npt.NDArray[Any]]) -> None:
+        for name, value in kept.items():
+            getattr(self.state.slot, name)[...] = value
 
 
 def host_overhead(engine: Engine, *, context: int, passes: int, speculation: bool) -> tuple[list[float], list[float]]:

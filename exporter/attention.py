@@ -20,13 +20,19 @@ def tree_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """One standard ONNX `Attention` node; grouped key/value heads are not repeated.
 
     Returns:
         [1, N, H, head_dim] and None for the attention weights, as transformers expects.
+
+    Raises:
+        NotImplementedError: the layer has attention sinks, which the node does not.
     """
+    if s_aux is not None:
+        raise NotImplementedError("attention sinks are not exported")
     out = torch.onnx.ops.attention(
         query, key, value, attention_mask, scale=scaling, softcap=0.0 if softcap is None else softcap
     )[0]

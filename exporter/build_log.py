@@ -15,7 +15,9 @@ from typing import Any
 
 _NODE = re.compile(r"(?P<name>.+) \[(?P<op>\w+)\] inputs: (?P<tensors>.*)")
 _PLACE = re.compile(r"\s*(?:\(|\b)In (?:function )?[\w:~]+ at /\S+:\d+\)?")  # in the library's own sources
-_PREFIX = re.compile(r"^(?:\w+::\w+: )?Error Code \d+: (?:API Usage Error|Internal Error|Myelin|\w+)? ?\(?")
+_PREFIX = re.compile(
+    r"^(?:Invalid Node - \S+ )?(?:\w+::\w+: )?Error Code \d+: (?:API Usage Error|Internal Error|Myelin|\w+)? ?\(?"
+)
 _MYELIN = re.compile(r"\[\S+:\d+: \w+\] (?:MyelinCheckException: \S+:\d+: )?")
 _NO_GPU = "cudaError 35"  # no driver: said of every failure on a machine without a GPU, and never the cause
 _LONGEST = 300  # characters
@@ -51,14 +53,13 @@ class Messages:
             print(text, file=sys.stderr)
 
     def essence(self) -> str:
-        """The errors as one line, with what is known of the nodes they name."""
-        texts = [essence(text) for text in self.errors if _NO_GPU not in text]
-        texts = list(dict.fromkeys(text for text in texts if text))
-        if not texts:
+        """The first error as one line, with what is known of the node it names."""
+        first = next((line for text in self.errors if (line := essence(text))), None)  # the others follow from it
+        if first is None:
             return "it gives no reason"
-        named = [name for name in self.nodes if re.search(rf"(?<![\w/]){re.escape(name)}(?![\w/])", texts[0])]
-        about = f" ({max(named, key=len)}: {self.nodes[max(named, key=len)]})" if named else ""
-        return texts[0] + about[:_LONGEST]
+        named = [name for name in self.nodes if re.search(rf"(?<![\w/]){re.escape(name)}(?![\w/])", first)]
+        name = max(named, key=len, default=None)
+        return first if name is None else f"{first} ({name}: {self.nodes[name]}"[: 2 * _LONGEST] + ")"
 
 
 def essence(text: str) -> str:
@@ -74,7 +75,7 @@ def essence(text: str) -> str:
 def logger(module: Any) -> Any:
     """The logger of a library, with its `messages`; one per process, as the library keeps the first it is given."""
 
-    class BuildLogger(module.ILogger):  # type: ignore[misc, name-defined]
+    class BuildLogger(module.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             module.ILogger.__init__(self)
             self.messages = Messages()

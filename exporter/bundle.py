@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from medusa_engine.exporter.partial_folder import partial_folder, write_errors
+from medusa_engine.exporter.partial_folder import held, partial_folder, sync, write_errors
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import FORMAT, MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, file_sha256
 
@@ -51,8 +51,10 @@ def new_bundle(target: Path, *, force: bool = True) -> Iterator[Path]:
     target = target.resolve()  # of a link, the folder it points to is replaced
     with write_errors(target, "bundle"), _parents(target), partial_folder(target) as partial:
         yield partial
-        check_target(target, force=force)  # again: something may have come there meanwhile
-        _put_in_place(partial, target)
+        sync(partial)
+        with held(target.parent, wait=True):
+            check_target(target, force=force)  # again: something may have come there meanwhile
+            _put_in_place(partial, target)
 
 
 def file_facts(folder: Path) -> dict[str, dict[str, int | str]]:
@@ -91,9 +93,6 @@ def _parents(target: Path) -> Iterator[None]:
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
-    for path in partial.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
     if not target.exists():
         partial.rename(target)
     elif not _exchange(partial, target):

@@ -130,8 +130,12 @@ class GraphSession:
     def __init__(self, graph: Path, shape: RoundShape, dtype: type[np.floating[Any]]) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3  # errors only: it would warn that these runs copy the cache
-        if shape.dtype != torch.float32:  # it would keep each weight in fp32, beside the narrow one
+        if shape.dtype != torch.float32:  # as a rule each weight would be kept in fp32, too, or twice, for speed
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.add_session_config_entry("session.disable_prepacking", "1")
+            options.enable_cpu_mem_arena = False
+            options.enable_mem_pattern = False
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # the other widens all weights first
         self._session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._has_history = any(value.name == "history" for value in self._session.get_inputs())

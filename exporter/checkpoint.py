@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
 from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
+from medusa_engine.exporter.family import check_family
+from medusa_engine.exporter.gguf_rope import scale_rope
+from medusa_engine.exporter.loaded_weights import check_parameters
 from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
@@ -20,6 +24,7 @@ _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "medu
 _FILE_SUFFIXES = (".safetensors", ".pt", ".bin", ".gguf", ".onnx")
 _MAX_CONFIG_BYTES = 16 << 20
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+_ADAPTER_CONFIG = "adapter_config.json"
 _HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
@@ -68,15 +73,16 @@ class Source:
         return files
 
 
-def find_source(model: str, *, heads: Path | None = None) -> Source:
+def find_source(model: str, *, heads: Path | None = None, adapted: bool = False) -> Source:
     """Resolve what a user gave as model.
 
     A Medusa repository (its config has `medusa_num_heads`) is a whole model that holds its heads, or names its base,
-    which is resolved in turn.
+    which is resolved in turn; so is the base of an adapter as peft saves it.
 
     Args:
         model: folder, hub id or .gguf file.
         heads: the Medusa repository that names this model as its base.
+        adapted: an adapter names this model as its base.
 
     Raises:
         UserError: nothing is there, or it is not a checkpoint.
@@ -87,6 +93,10 @@ def find_source(model: str, *, heads: Path | None = None) -> Source:
             raise UserError(f"{model}: there is no such file", "check the path of the .gguf file")
         return Source(name=path.stem, folder=path.parent, gguf=path.name, heads=heads)
     folder = find_folder(model, what="model")
+    if (folder / _ADAPTER_CONFIG).is_file() and not (folder / "config.json").exists():
+        if adapted:
+            raise UserError(f"{folder}: an adapter, not a base model", "give a model to which one adapter is added")
+        return _find_adapted(model, folder, heads=heads)
     config = read_config(folder)
     whole_model = bool(list(folder.glob("model*.safetensors")))
     if "medusa_num_heads" not in config or whole_model:
@@ -112,6 +122,26 @@ def find_source(model: str, *, heads: Path | None = None) -> Source:
     return replace(found, name=folder_name(model), adapter=adapter)
 
 
+def _find_adapted(model: str, folder: Path, *, heads: Path | None) -> Source:
+    """The base that a folder with nothing but an adapter names, and the adapter to merge into it."""
+    hint = f"write the base's folder or hub id into {folder / _ADAPTER_CONFIG}"
+    if not (folder / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"{folder / ADAPTER_FILE}: the adapter's weights are missing", "adapters are read as safetensors"
+        )
+    config = read_json(folder / _ADAPTER_CONFIG, max_bytes=_MAX_CONFIG_BYTES, hint=hint)
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{folder / _ADAPTER_CONFIG}: base_model_name_or_path names no base model", hint)
+    try:
+        found = find_source(str(folder / base) if (folder / base).is_dir() else base, heads=heads, adapted=True)
+    except UserError as error:
+        raise UserError(f"{folder / _ADAPTER_CONFIG}: base_model_name_or_path: {error.problem}", hint) from error
+    if found.adapter is not None:
+        raise UserError(f"{folder / _ADAPTER_CONFIG}: the base {base} is an adapter itself", hint)
+    return replace(found, name=folder_name(model), adapter=folder)
+
+
 def find_base(model: str) -> Source:
     """A model to train on: as `find_source`, but no adapter release.
 
@@ -120,9 +150,7 @@ def find_base(model: str) -> Source:
     """
     source = find_source(model)
     if source.adapter is not None:
-        raise UserError(
-            f"{model}: an adapter with heads, not a base model", "give its base, or train it with --merge first"
-        )
+        raise UserError(f"{model}: an adapter, not a base model", "give its base, or train it with --merge first")
     return source
 
 
@@ -179,13 +207,21 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
         dtype: of its weights. Of safetensors that are stored so no copy is made.
 
     Raises:
-        UserError: the checkpoint is of an unknown kind, damaged, or lacks weights (none are ever made up).
+        UserError: the checkpoint's kind is not exported, or it is damaged or lacks weights (none are ever made up).
     """
     import torch
     import transformers
     from transformers import AutoModelForCausalLM
 
-    source.weight_files()
+    if source.gguf:
+        check_weights(source.path)  # the config is in there
+    check_family(source.path, source.load_options())
+    files = source.weight_files()
+    if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
+        raise UserError(
+            f"{source.folder / 'config.json'}: transformers_weights names other weights than {files[0].name}",
+            "remove it, and give the weights their usual name",
+        )
     transformers.utils.logging.disable_progress_bar()
     settings = source.folder / "generation_config.json"
     if settings.is_file() and not source.gguf:
@@ -206,11 +242,15 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
             "give a decoder-only causal LM that transformers loads, with complete safetensors or GGUF weights",
         ) from error
     hint = "fetch the checkpoint again: weights are never made up"
-    if missing := sorted(info["missing_keys"]):
+    tied = getattr(model, "all_tied_weights_keys", {}) if model.config.tie_word_embeddings else {}
+    if missing := sorted(info["missing_keys"], key=lambda name: (name in tied, name)):  # what another is tied to first
         raise UserError(f"{source.path}: tensors are missing ({len(missing)}), the first is {missing[0]}", hint)
     if mismatched := sorted(info["mismatched_keys"]):
         name, found, needed = mismatched[0]
         raise UserError(f"{source.path}: {name} has shape {list(found)}, but config.json asks for {list(needed)}", hint)
+    if source.gguf:
+        scale_rope(model, source.path)
+    check_parameters(model, files[:-1] if source.adapter else files)
     return (merge_adapter(model, source.adapter) if source.adapter else model).eval()
 
 
@@ -246,11 +286,20 @@ def save_tokenizer(source: Source, folder: Path) -> Any | None:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(**source.load_options())
-        written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
     except Exception as error:  # as in load_model
         raise UserError(
             f"{source.path}: cannot load the tokenizer: {first_line(error)}",
             "repair the tokenizer's files, or remove them to export an engine that runs by token ids",
+        ) from error
+    try:
+        written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
+    except OSError:
+        raise  # of the disk
+    except Exception as error:
+        if system := re.search(r"os error (\d+)", str(error)):  # the disk's too, out of the library's own language
+            raise OSError(int(system[1]), os.strerror(int(system[1]))) from error
+        raise UserError(
+            f"{source.path}: cannot save the tokenizer: {first_line(error)}", "repair the tokenizer's files"
         ) from error
     if "tokenizer.json" not in written:
         raise UserError(

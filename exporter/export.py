@@ -20,14 +20,19 @@ from medusa_engine.exporter import bundle, checkpoint, graphs
 from medusa_engine.exporter.backbone import check_backbone
 from medusa_engine.exporter.check import check_logits, reference_logits
 from medusa_engine.exporter.check_rows import check_rows
+from medusa_engine.exporter.cost_facts import cost_facts
 from medusa_engine.exporter.exact_attention import use_exact_attention
+from medusa_engine.exporter.experts import dense_experts
+from medusa_engine.exporter.family import cache_sizes
 from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, no_heads, untrained_heads
+from medusa_engine.exporter.rope import fixed_positions, fixed_rope
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, QUANTISED, ExportSettings, check_settings
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
+from medusa_engine.exporter.vocabulary import check_vocabulary
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import (
@@ -68,7 +73,7 @@ def export(settings: ExportSettings) -> Path:
     dtype = getattr(torch, settings.dtype)
     with _stage(f"loading {source.path}"):
         model = checkpoint.load_model(source, settings.dtype)
-        config = model.config.get_text_config()
+        config, architecture = model.config.get_text_config(), type(model).__name__
         if heads_path:
             heads = load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
         elif settings.no_heads:
@@ -76,8 +81,8 @@ def export(settings: ExportSettings) -> Path:
         else:
             heads = untrained_heads(settings.untrained_heads, config.hidden_size).to(dtype)
         check_backbone(heads, source.weight_files())
-        with _traceable(source, model):
-            limits = _limits(settings, config, heads)
+        with _traceable(source, architecture):
+            limits = _limits(settings, model, heads)
         _check_trees(trees, settings, limits.heads)
     for note in heads.notes:
         print(f"note: {heads_path}: {note}", file=sys.stderr)
@@ -86,6 +91,8 @@ def export(settings: ExportSettings) -> Path:
     with bundle.new_bundle(place, force=settings.force) as folder:
         with _stage("writing tokenizer and tree"):
             tokenizer = checkpoint.save_tokenizer(source, folder)
+            if tokenizer is not None:
+                check_vocabulary(source.path, tokenizer, limits.vocab_size)
             stop_ids = checkpoint.stop_token_ids(model, tokenizer)
             checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
             fixed = settings.target == TENSORRT
@@ -93,16 +100,17 @@ def export(settings: ExportSettings) -> Path:
             shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, exact=quantised, dtype=dtype)
             for name, tree in zip(tree_names(len(trees)), trees, strict=True):
                 _write_tree(folder / name, tree)
-        with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, model):
+        with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, architecture):
             if shape.exact:
                 use_exact_attention(model)
             medusa_heads = MedusaHeads(heads, model.get_output_embeddings())
             round_module = Round(
                 model, medusa_heads, shape, settings.policies, repetition_penalty=settings.repetition_penalty
             )
-            traced = trace_round(round_module)
+            with fixed_rope(model), dense_experts(model):
+                traced = trace_round(round_module)
         probe = (folder / "check" if quantised else folder) / "check.onnx"
-        with _stage("fusing and writing graphs and weights"), _traceable(source, model):
+        with _stage("fusing and writing graphs and weights"), _traceable(source, architecture):
             graphs.finish_graph(traced, shape)
             probe.parent.mkdir(exist_ok=True)
             graphs.write_weights(traced, probe.parent)
@@ -110,9 +118,11 @@ def export(settings: ExportSettings) -> Path:
             if not quantised:
                 _write_graphs(traced, folder, shape, settings)
                 del traced
-        with _stage("comparing logits with transformers"), _traceable(source, model):
+        with _stage("comparing logits with transformers"), _traceable(source, architecture):
             reference = reference_logits(model, shape)
-            del round_module, medusa_heads
+            facts = {"hidden_size": config.hidden_size, **cost_facts(model)}
+            for parameter in round_module.parameters():  # from here on the weights are those of the bundle
+                parameter.data = torch.empty(0)
             check_logits(reference, probe, shape)
             probe.unlink()
         if quantised:
@@ -126,7 +136,7 @@ def export(settings: ExportSettings) -> Path:
                 probe.unlink()
                 _write_graphs(traced, folder, shape, settings)
         with _stage("writing the manifest"):
-            manifest = _manifest(target.name, limits, source, model, heads, folder, settings)
+            manifest = _manifest(target.name, limits, source, architecture, facts, heads, folder, settings)
             bundle.write_manifest(folder, manifest)
     return target
 
@@ -173,30 +183,31 @@ def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | N
     return source.heads
 
 
-def _limits(settings: ExportSettings, config: Any, heads: HeadWeights) -> Limits:
-    positions = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        # Past these it rotates by other factors, and the keys in the cache would have to be rotated anew.
-        positions = min(positions, rope.get("original_max_position_embeddings") or positions)
+def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
+    config = model.config.get_text_config()
+    trained = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
+    positions, rope_type = fixed_positions(config) or (trained, None)
     max_length = settings.max_length or min(DEFAULT_MAX_LENGTH, positions)
     if max_length > positions:
+        why = f"; past them its rope ({rope_type}) would rotate the keys in the cache anew" if rope_type else ""
         raise UserError(
-            f"--max-length {max_length} is beyond the {positions} positions of the model",
+            f"--max-length {max_length} is beyond the {positions} positions of the model{why}",
             f"give at most {positions}",
         )
+    if rope_type and settings.max_length is None and positions < min(DEFAULT_MAX_LENGTH, trained):
+        print(f"note: --max-length is {positions}: as far as the model's rope ({rope_type}) is fixed", file=sys.stderr)
     choices = config.vocab_size if heads.token_map is None else len(heads.token_map)
     if settings.topk > choices:
         raise UserError(
             f"--top-k {settings.topk} is more than the {choices} tokens the heads choose from",
             f"give at most {choices}",
         )
-    lookup = settings.lookup_nodes(heads.heads)
+    lookup, sizes = settings.lookup_nodes(heads.heads), cache_sizes(model)
     depth = max(heads.heads, lookup)
     return Limits(
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        layers=sizes.layers,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
         cache_rows=max(cache_rows(settings.target, max_length, depth, settings.max_tree_nodes), EXAMPLE_ROWS),
         max_length=max_length,
         heads=heads.heads,
@@ -230,7 +241,8 @@ def _manifest(
     name: str,
     limits: Limits,
     source: checkpoint.Source,
-    model: Any,
+    architecture: str,
+    facts: dict[str, Any],
     heads: HeadWeights,
     folder: Path,
     settings: ExportSettings,
@@ -243,8 +255,8 @@ def _manifest(
         limits=limits,
         model={
             "name": source.name,
-            "architecture": type(model).__name__,
-            "hidden_size": model.config.get_text_config().hidden_size,
+            "architecture": architecture,
+            **facts,
             "weights_sha256": {file.name: file_sha256(file) for file in source.weight_files()},
         },
         heads={
@@ -252,6 +264,7 @@ def _manifest(
             "trained": heads.trained,
             "residual_layers": heads.layers,
             "projection": "shared" if heads.projection is None else "own",
+            "projections": heads.projections,
             "draft_vocabulary": None if heads.token_map is None else len(heads.token_map),
             "sha256": {file.name: file_sha256(file) for file in heads.files},
         },
@@ -265,7 +278,7 @@ def _manifest(
 
 
 @contextmanager
-def _traceable(source: checkpoint.Source, model: Any) -> Iterator[None]:
+def _traceable(source: checkpoint.Source, architecture: str) -> Iterator[None]:
     """Name the model when its architecture is not one that can be traced, whatever that trips over."""
     try:
         yield
@@ -274,7 +287,7 @@ def _traceable(source: checkpoint.Source, model: Any) -> Iterator[None]:
     except Exception as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise UserError(
-            f"{source.path}: {type(model).__name__} cannot be exported: {type(cause).__name__}: {first_line(cause)}",
+            f"{source.path}: {architecture} cannot be exported: {type(cause).__name__}: {first_line(cause)}",
             "give a decoder that computes attention through transformers' attention interface, as Llama and Qwen do",
         ) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +180,13 @@ class _Reader:
     def weights(self) -> HeadWeights:
         names = self._names
         hidden = self._hidden()
-        blocks = [(head, layer) for head in range(names.heads) for layer in range(names.layers)]
-        weight = [self._residual(head, layer, "weight", (hidden, hidden)) for head, layer in blocks]
+        heads, layers = range(names.heads), range(names.layers)
+        # A name alone may ask for millions of blocks: the first that is missing ends it.
+        weight = [self._residual(head, layer, "weight", (hidden, hidden)) for head, layer in product(heads, layers)]
         if self.biases:
-            bias = [self._residual(head, layer, "bias", (hidden,)) for head, layer in blocks]
+            bias = [self._residual(head, layer, "bias", (hidden,)) for head, layer in product(heads, layers)]
         else:
-            bias = [torch.zeros(hidden, dtype=weight[0].dtype) for _ in blocks]
+            bias = [torch.zeros(hidden, dtype=block.dtype) for block in weight]
         token_map = None if names.token_map is None else self._tensors[names.token_map].to(torch.int64)
         projection = self._projection(hidden)
         if token_map is not None:

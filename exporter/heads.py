@@ -69,6 +69,13 @@ class HeadWeights:
     def hidden(self) -> int:
         return self.residual_weight.shape[2]
 
+    @property
+    def projections(self) -> int:
+        """Projections that a bundle stores for the heads: a draft vocabulary has rows of its own, copied if need be."""
+        if self.projection is not None:
+            return self.projection.shape[0]
+        return 0 if self.token_map is None else 1
+
 
 def untrained_heads(heads: int, hidden: int, *, layers: int = 1) -> HeadWeights:
     """Zero-initialised residual blocks with the shared LM projection: each head repeats the LM head's own guess."""

@@ -30,28 +30,48 @@ def write_errors(target: Path, what: str) -> Iterator[None]:
 def partial_folder(target: Path) -> Iterator[Path]:
     """`.NAME.partial-…` beside `target`, locked while the block runs; what killed runs left of that name goes first."""
     prefix = f".{target.name}.partial-"
-    for abandoned in target.parent.glob(f"{glob.escape(prefix)}*"):
-        with _held(abandoned) as held:
-            if held:
-                shutil.rmtree(abandoned, ignore_errors=True)
     partial = target.parent / f"{prefix}{secrets.token_hex(4)}"
-    partial.mkdir()
-    try:
-        with _held(partial):
-            yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        # Another run may begin now: what it finds without a lock it takes for abandoned.
+        with held(target.parent, wait=True) as alone:
+            if alone:
+                _remove_abandoned(target.parent, prefix)
+            partial.mkdir()
+            stack.enter_context(held(partial))
+        yield partial
+
+
+def sync(folder: Path) -> None:
+    """Let the disk have every file of a folder before a name leads to them."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Lock a folder, which ends with this process however it ends; False if it is another's or cannot be locked."""
+def held(folder: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Lock a folder, which ends with this process however it ends; False if it cannot be locked.
+
+    Args:
+        wait: for as long as it is another's; else that is False, too.
+    """
     with contextlib.ExitStack() as stack:
         try:
             descriptor = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
         except OSError:
-            held = False
-        yield held
+            locked = False
+        yield locked
+
+
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    for abandoned in folder.glob(f"{glob.escape(prefix)}*"):
+        with held(abandoned) as alone:
+            if alone:
+                shutil.rmtree(abandoned, ignore_errors=True)

@@ -17,7 +17,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.plan import Tensor
 
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "BOOL": "bool"}
-_UNUSED = re.compile(r"Unused Input: (?P<parser>\S+)|Input Tensor (?P<builder>\S+) is unused")
+_UNUSED = re.compile(r"Unused Input: (?P<input>\S+)|Input Tensor (?P<tensor>\S+) is unused")
 _EXPORT_HINT = "export the model again with this version of medusa-export, then build the plan again"
 
 
@@ -109,7 +109,7 @@ def check_network(network: Network, path: Path, expected: Sequence[Tensor]) -> N
     Raises:
         UserError: names the tensors.
     """
-    check_used(network.messages, path)
+    _refuse_unused(_unused_inputs(network), path)
     for tensor in network.inputs:
         if tensor.is_shape_tensor:
             raise UserError(
@@ -137,22 +137,42 @@ def check_compaction(network: Network, path: Path, *, expected: int) -> None:
 
 
 def check_used(messages: Messages, path: Path) -> None:
-    """Refuse a graph of which the library says that an input is not used: that input would change nothing.
+    """Refuse a graph of which the library says, as it does while it builds, that an input is not used.
 
     Raises:
         UserError: names the inputs.
     """
     found = [match for text in messages.warnings if (match := _UNUSED.search(text))]
-    if found:
-        names = sorted({match["parser"] or match["builder"] for match in found})
-        raise UserError(f"{path}: inputs that nothing uses: {', '.join(names)}", _EXPORT_HINT)
+    _refuse_unused([match["input"] or match["tensor"] for match in found], path)
+
+
+def _refuse_unused(names: Sequence[str], path: Path) -> None:
+    if names:
+        raise UserError(f"{path}: inputs that nothing uses: {', '.join(sorted(set(names)))}", _EXPORT_HINT)
+
+
+def _unused_inputs(network: Network) -> list[str]:
+    """Inputs that no output depends on."""
+    definition = network.definition
+    sources: dict[str, list[str]] = {}  # tensor -> those that its layer reads
+    for place in range(definition.num_layers):
+        layer = definition.get_layer(place)
+        read = [layer.get_input(index) for index in range(layer.num_inputs)]
+        names = [tensor.name for tensor in read if tensor is not None]
+        sources |= {layer.get_output(index).name: names for index in range(layer.num_outputs)}
+    open_names, reached = [tensor.name for tensor in network.outputs], set()
+    while open_names:
+        name = open_names.pop()
+        if name not in reached:
+            reached.add(name)
+            open_names += sources.get(name, [])
+    return [tensor.name for tensor in network.inputs if tensor.name not in reached]
 
 
 def _refusal(error: Any, nodes: dict[str, str], library: Library) -> str:
     name, operator, text = error.node_name(), error.node_operator(), essence(error.desc())
     if error.code().name.startswith("UNSUPPORTED_NODE"):
         text = "operator not supported" + (f": {text}" if text != "false" else "")
-    text = text.removeprefix(f"Invalid Node - {name}").strip()
     if not operator:  # the file as a whole
         return f"{library.label} does not parse it: {text}"
     where = "".join(f" in {outer}" for outer in error.local_function_stack())
@@ -160,4 +180,5 @@ def _refusal(error: Any, nodes: dict[str, str], library: Library) -> str:
 
 
 def _dtype(dtype: Any) -> str:
-    return _DTYPES.get(dtype.name, dtype.name.lower())
+    name = str(dtype.name)
+    return _DTYPES.get(name, name.lower())

@@ -21,6 +21,7 @@ from medusa_engine.exporter.rejection import RejectionInputs, draw_drafts
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.sampling import SamplingInputs
 from medusa_engine.exporter.stopping import StopInputs, publish
+from medusa_engine.exporter.window import sliding_window, window_masks
 from medusa_engine.runtime.manifest import graph_name
 from medusa_engine.runtime.policy import REJECTION, graph_variant
 
@@ -64,6 +65,7 @@ class Round(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self.window = sliding_window(model)
         self.projection = RowProjection(model.get_output_embeddings())
         model.set_output_embeddings(self.projection)
         self.heads = heads
@@ -238,12 +240,8 @@ class Round(torch.nn.Module):
         inside = (packed >= 0) & (packed < rows)
         column = packed.clamp(0, rows - 1)
         full = (inside[None] & tree_mask.index_select(1, column)) | (packed < 0)[None]
-        config = self.model.config.get_text_config()
-        window = getattr(config, "sliding_window", None)
-        if not window:
+        if self.window is None:
             return full[None, None]
         position = torch.where(inside, position_ids[0].index_select(0, column), live)
-        local = full & ((position_ids[0][:, None] - position[None]) < window)
-        if getattr(config, "layer_types", None):
-            return {"full_attention": full[None, None], "sliding_attention": local[None, None]}
-        return local[None, None]
+        local = full & ((position_ids[0][:, None] - position[None]) < self.window)
+        return window_masks(self.model.config.get_text_config(), full[None, None], local[None, None])

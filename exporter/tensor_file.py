@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -74,7 +75,7 @@ def _open_safetensors(path: Path) -> _Opened:
 
 
 def _open_torch(path: Path) -> _Opened:
-    _check_archive(path)
+    check_archive(path, _HINT)
     try:
         with warnings.catch_warnings():  # about pickles of older Python versions
             warnings.simplefilter("ignore")
@@ -88,17 +89,36 @@ def _open_torch(path: Path) -> _Opened:
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in loaded.items()
     ):
         raise UserError(f"{path}: does not hold a dictionary of tensors", _HINT)
+    for name, tensor in loaded.items():
+        _check_stored(path, name, tensor)
     return loaded, loaded.__getitem__, {}
 
 
-def _check_archive(path: Path) -> None:
-    """torch stores its archives uncompressed: a few compressed bytes may become gigabytes."""
-    if not zipfile.is_zipfile(path):
-        return
+def _check_stored(path: Path, name: str, tensor: torch.Tensor) -> None:
+    """A tensor may claim to be of any size where its elements are not all in the file, and cannot be computed with."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        kind = tensor.device.type if tensor.device.type != "cpu" else str(tensor.layout).removeprefix("torch.")
+        raise UserError(f"{path}: {shown(name)} is a {kind} tensor", "save the heads as ordinary tensors")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        shape = list(tensor.shape)
+        raise UserError(f"{path}: {shown(name)} has shape {shape}, but not as many elements in the file", _HINT)
+
+
+def check_archive(path: Path, hint: str) -> None:
+    """Refuse a zip archive that would not be as large unpacked as it is: torch and numpy do not compress theirs.
+
+    Raises:
+        UserError: names the file; a file that is no archive is fine.
+    """
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
-            compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise UserError(f"{path}: a damaged archive: {first_line(error)}", _HINT) from error
+            entries = archive.infolist()
+            compressed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.error) as error:
+        raise UserError(f"{path}: a damaged archive: {first_line(error)}", hint) from error
     if compressed:
-        raise UserError(f"{path}: entry {shown(compressed[0])} is compressed, which torch never does", _HINT)
+        raise UserError(f"{path}: entry {shown(compressed[0])} is compressed, as no file of weights or data is", hint)
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise UserError(f"{path}: a damaged archive: its entries lie over one another", hint)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from medusa_engine.exporter.gguf_header import check_gguf
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.file_place import check_inside
 from medusa_engine.runtime.strict_json import read_json, shown
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _MAX_INDEX_BYTES = 16 << 20
+_LONGEST_NAME = 200  # the system refuses longer ones in every call
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")
+_MOST_HEADER_BYTES = 1 << 24  # those of the largest models are a tenth of it; the library reads any of 100 MB
 _LFS_POINTER = b"version https://git-lfs"
 _FETCH_HINT = "fetch the checkpoint again"
 
@@ -22,19 +28,23 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a Hugging Face folder: the one, or the shards that its index names.
 
     Raises:
-        UserError: the index is damaged or names a file outside the folder; otherwise as `check_weights`.
+        UserError: the index is damaged or names a file outside the folder, maybe by a link; a tensor of an expert is
+            missing; otherwise as `check_weights`.
     """
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     paths = [single]
     if index.is_file() and not single.is_file():
         paths = [folder / name for name in _shard_names(index)]
+        for path in paths:
+            check_inside(path)
     for path in paths:
         check_weights(path)
+    _check_experts(folder, paths)
     return paths
 
 
 def check_weights(path: Path) -> None:
-    """Look at a safetensors file's header and length, or at the first bytes of another file.
+    """Look at the header and length of a safetensors or GGUF file, or at the first bytes of another one.
 
     Raises:
         UserError: the file is missing, empty, cut short, a Git LFS pointer, or not what its name says.
@@ -48,9 +58,14 @@ def check_weights(path: Path) -> None:
             raise UserError(f"{path}: the file is empty", _FETCH_HINT)
         if start == _LFS_POINTER:
             raise UserError(f"{path}: a Git LFS pointer, not the weights", "fetch the weights with git lfs pull")
-        if path.suffix == ".gguf" and not start.startswith(b"GGUF"):
-            raise UserError(f"{path}: not a GGUF file", _FETCH_HINT)
+        if path.suffix == ".gguf":
+            if not start.startswith(b"GGUF"):
+                raise UserError(f"{path}: not a GGUF file", _FETCH_HINT)
+            check_gguf(path)
         if path.suffix == ".safetensors":
+            size = int.from_bytes(start[:8], "little")
+            if len(start) >= 8 and size > _MOST_HEADER_BYTES:
+                raise UserError(f"{path}: not a safetensors file, or damaged: a header of {size} bytes", _FETCH_HINT)
             with safe_open(path, framework="pt"):
                 pass  # opening checks that header and length agree
     except (OSError, SafetensorError) as error:
@@ -60,8 +75,28 @@ def check_weights(path: Path) -> None:
 def first_line(error: Exception) -> str:
     """The first line of what an error says, without terminal colours; with its kind where that is a word or nothing."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    line = next(iter(text.splitlines()), "")
+    line, *more = text.splitlines() or [""]
+    if line.endswith(":") and more:  # the reason is on the next one
+        line = f"{line} {more[0].strip()}"
     return line if " " in line else f"{type(error).__name__}: {line}".removesuffix(": ")
+
+
+def _check_experts(folder: Path, paths: Sequence[Path]) -> None:
+    """Name a missing tensor of an expert: transformers joins those of all experts, and does not say which it lacks."""
+    found: dict[tuple[str, str], set[int]] = {}  # before and behind the expert's number -> the numbers
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for match in filter(None, map(_EXPERT.fullmatch, file.keys())):
+                found.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    counts: dict[str, int] = {}  # of each layer
+    for (before, _), numbers in found.items():
+        counts[before] = max(counts.get(before, 0), 1 + max(numbers))
+    for (before, behind), numbers in sorted(found.items()):
+        if len(numbers) < counts[before]:
+            first = min(set(range(counts[before])) - numbers)
+            raise UserError(
+                f"{folder}: the tensor {before}{first}{behind} is missing", f"{_FETCH_HINT}: weights are never made up"
+            )
 
 
 def _shard_names(index: Path) -> list[str]:
@@ -70,6 +105,11 @@ def _shard_names(index: Path) -> list[str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f'{index}: "weight_map" names no files', _FETCH_HINT)
     for name in weight_map.values():
-        if not isinstance(name, str) or not name.endswith(".safetensors") or any(mark in name for mark in "/\\\0"):
+        if (
+            not isinstance(name, str)
+            or len(name) > _LONGEST_NAME
+            or not name.endswith(".safetensors")
+            or any(mark in name for mark in "/\\\0")
+        ):
             raise UserError(f"{index}: {shown(name)} is not the plain name of a safetensors file", _FETCH_HINT)
     return sorted(set(weight_map.values()))

@@ -24,13 +24,31 @@ def write_widened(graph: Path, path: Path) -> None:
         if value.dtype in _NARROW:
             value.type = ir.TensorType(ir.DataType.FLOAT)
     for value in narrow:
-        uses = list(value.uses())
-        tape = ir.tape.Tape()
-        wide = tape.op("Cast", [value], {"to": ir.DataType.FLOAT}, output=ir.Value(name=f"{value.name}_fp32"))
-        model.graph.insert_before(model.graph[0], tape.nodes)
-        for user, place in uses:
-            user.replace_input_with(place, wide)
+        for user, place in list(value.uses()):
+            tape = ir.tape.Tape()
+            stored = _behind(value, _activation(user), tape)
+            user.replace_input_with(place, tape.op("Cast", [stored], {"to": ir.DataType.FLOAT}))
+            model.graph.insert_before(user, tape.nodes)
+    model.graph.sort()
     ir.save(model, path)
+
+
+def _activation(user: ir.Node) -> ir.Value | None:
+    """What a node, or the one behind a transposition, computes with beside a weight."""
+    given = (value for value in user.inputs if value is not None and not value.is_initializer())
+    if found := next((value for value in given if value.shape), None):
+        return found
+    behind = user.outputs[0].uses() if user.op_type == "Transpose" else ()
+    return next((_activation(node) for node, _ in behind), None)
+
+
+def _behind(weight: ir.Value, activation: ir.Value | None, tape: ir.tape.Tape) -> ir.Value:
+    """The weight, to be had once an activation is there: ONNX Runtime would widen all weights before it begins."""
+    if activation is None or weight.shape is None:
+        return weight
+    nothing = tape.op("Mul", [tape.op("Shape", [activation], {"end": 1}), tape.op("Constant", [], {"value_int": 0})])
+    sizes = tape.op("Constant", [], {"value_ints": weight.shape.numpy()})
+    return tape.op("Reshape", [weight, tape.op("Add", [sizes, nothing])])
 
 
 def _widen(node: ir.Node) -> None:

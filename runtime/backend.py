@@ -21,6 +21,7 @@ class Published(NamedTuple):
         token_budget: tokens that may still be published.
         finished: no later pass publishes anything: the last token is a stop token, the budget is used up, or the logits
             behind the last token are not finite, which the next pass raises.
+        decided: whether the logits behind the last token decided the next one.
         seconds: time of the pass as the device measured it; None where the host's clock is as good.
     """
 
@@ -28,6 +29,7 @@ class Published(NamedTuple):
     past_length: int
     token_budget: int
     finished: bool
+    decided: bool
     seconds: float | None = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,11 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import shown
+from medusa_engine.runtime.template_limits import MOST_MADE, LimitedEnvironment
 from medusa_engine.runtime.utf8_file import read_utf8_file
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -92,13 +92,16 @@ class ChatTemplate:
                     f"message {index} of the chat is {shown(message)}", 'give {"role": ..., "content": ...}, both texts'
                 )
         try:
-            return self._template.render(
+            template = self._template
+            self._environment.start()
+            pieces = template.generate(
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
+            return _joined(pieces)
         except _RefusedMessagesError as error:
             raise UserError(
                 f"the chat template refuses the messages: {_one_line(error)}",
@@ -120,7 +123,11 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> Template:
-        return _environment().from_string(self._source)
+        return self._environment.from_string(self._source)
+
+    @cached_property
+    def _environment(self) -> LimitedEnvironment:
+        return _environment()
 
 
 class _RefusedMessagesError(TemplateError):
@@ -153,11 +160,24 @@ class _PublicNamespace(Namespace):
         super().__setitem__(name, value)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _joined(pieces: Iterator[str]) -> str:
+    """The text that a template writes piece by piece."""
+    text: list[str] = []
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MOST_MADE:
+            raise SecurityError("the template writes too much text")
+        text.append(piece)
+    return "".join(text)
+
+
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
+    environment.limit_filters()
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_PublicNamespace)
     return environment
 

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from types import FrameType
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.strict_json import shown
 
 EXIT_USER_ERROR = 1
 EXIT_INTERRUPTED = 130
@@ -50,7 +51,8 @@ def run_command(
         extra: the optional dependencies the command needs; it says so where one of them is not installed.
 
     Returns:
-        0 when done; 1 after a `UserError`, printed to standard error as one line saying what is wrong and one
+        0 when done; 1 after a `UserError`, or where memory ran out, printed to standard error as one line saying what
+        is wrong and one
         saying what to do; 130 when interrupted. Wrong usage exits with 2 from the parser, SIGTERM and SIGHUP with
         128 and their number.
     """
@@ -67,10 +69,18 @@ def run_command(
             # A library's message or a file's name may span lines.
             print(f"{parser.prog}: {' '.join(text.split())}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except MemoryError:
+        print(f"{parser.prog}: not enough memory", file=sys.stderr)
+        print(f"{parser.prog}: free memory, or take a smaller model", file=sys.stderr)
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # of every call that is given the path
+            print(f"{parser.prog}: {shown(error.filename)}: {error.strerror}", file=sys.stderr)
+            print(f"{parser.prog}: give a path that the system allows", file=sys.stderr)
+            return EXIT_USER_ERROR
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
         # Keep Python from writing there again while it shuts down.

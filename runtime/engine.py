@@ -74,7 +74,8 @@ class Engine:
 
         Args:
             threads: of ONNX Runtime, which runs bundles; 0 lets it take one per physical core.
-            verify: read every file and compare its sha256 with the manifest; sizes are always compared.
+            verify: read every file and compare its sha256 with the manifest, a graph's again when it is loaded; sizes
+                are always compared.
             provider: what runs a bundle, one of PROVIDERS; default: cpu. A plan runs on the GPU.
 
         Raises:
@@ -85,20 +86,25 @@ class Engine:
         source = Path(path)
         if not 0 <= threads <= MOST_THREADS:
             raise UserError(f"threads is {shown(threads)}", f"give 0 (one per physical core) to {MOST_THREADS}")
-        if source.suffix == PLAN_SUFFIX and not source.is_dir():
-            if provider is not None:
-                raise UserError(f"{source}: provider {provider} is given with a plan", "leave it out: TensorRT runs it")
-            engine = cls._of_plan(source, verify=verify)
-        else:
-            manifest = read_manifest(source)
-            if manifest.target != ONNXRUNTIME:
-                raise UserError(
-                    f"{source}: a bundle for {manifest.target}, which ONNX Runtime does not run",
-                    f"build a plan from it with medusa-build {source} -o {source}.plan, and give that",
-                )
-            verify_files(source, manifest, hashes=verify)
-            backend = OnnxRuntimeBackend(source, manifest, threads=threads, provider=provider or CPU)
-            engine = cls(source, manifest, backend)
+        try:
+            if source.suffix == PLAN_SUFFIX and not source.is_dir():
+                if provider is not None:
+                    raise UserError(
+                        f"{source}: provider {provider} is given with a plan", "leave it out: TensorRT runs it"
+                    )
+                engine = cls._of_plan(source, verify=verify)
+            else:
+                manifest = read_manifest(source)
+                if manifest.target != ONNXRUNTIME:
+                    raise UserError(
+                        f"{source}: a bundle for {manifest.target}, which ONNX Runtime does not run",
+                        f"build a plan from it with medusa-build {source} -o {source}.plan, and give that",
+                    )
+                verify_files(source, manifest, hashes=verify)
+                backend = OnnxRuntimeBackend(source, manifest, threads=threads, provider=provider or CPU, verify=verify)
+                engine = cls(source, manifest, backend)
+        except MemoryError as error:
+            raise UserError(f"{source}: not enough memory to open the engine", "free memory") from error
         engine._unreported_seconds = time.perf_counter() - started
         _log.info("%s: opened in %.2f s", source, engine._unreported_seconds)
         return engine

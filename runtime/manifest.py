@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.file_place import check_inside
 from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL, graph_variant
 from medusa_engine.runtime.strict_json import read_json, shown
 
@@ -19,6 +20,7 @@ MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.bin"
 TREE_NAME = "tree.json"
 GENERATION_NAME = "generation_config.json"
+GRAPH_SUFFIX = ".onnx"
 KINDS = ("round", "step")
 ONNXRUNTIME, TENSORRT = "onnxruntime", "tensorrt"
 TARGET_DTYPES = {
@@ -34,6 +36,9 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 LARGEST_LIMIT = 1 << 31  # every size is below
 
 MAX_MANIFEST_BYTES = 1 << 20
+_MOST_CACHE_ELEMENTS = 1 << 44  # no machine has more
+_MOST_LAYERS = 1 << 14
+_LONGEST_NAME = 100
 _FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
 _EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 
@@ -229,7 +234,7 @@ def verify_files(folder: Path, manifest: Manifest, *, hashes: bool = True) -> No
         hashes: also read the files and compare sha256; sizes alone otherwise.
 
     Raises:
-        UserError: a file is missing, of another size, or of other content; names it.
+        UserError: a file is missing, a link out of the bundle, of another size, or of other content; names it.
     """
     for name, facts in manifest.files.items():
         verify_file(folder / name, facts, hashes=hashes)
@@ -249,6 +254,7 @@ def verify_file(
     Raises:
         UserError: as `verify_files`.
     """
+    check_inside(path)
     if not path.is_file():
         raise UserError(f"{path}: {listed_in} lists this file, but it is missing", hint)
     try:
@@ -297,6 +303,10 @@ def _limits(values: Mapping[str, Any], target: str, path: Path) -> Limits:
         raise UserError(
             f'{path}: "limits.cache_rows" is {limits.cache_rows}; the limits need at least {least}', _EXPORT_HINT
         )
+    if limits.layers > _MOST_LAYERS or limits.cache_elements > _MOST_CACHE_ELEMENTS:
+        raise UserError(
+            f'{path}: "limits" ask for a cache of {limits.layers} layers, {limits.cache_elements} numbers', _EXPORT_HINT
+        )
     return limits
 
 
@@ -313,11 +323,15 @@ def _trees(values: list[Any], path: Path) -> tuple[str, ...]:
 
 
 def _graphs(values: Mapping[str, Any], names: Iterable[str], path: Path) -> dict[str, str]:
+    graphs: dict[str, str] = {}
     for name in names:
         if not isinstance(values.get(name), str):
             raise UserError(f'{path}: "graphs.{name}" is {shown(values.get(name))}', _EXPORT_HINT)
         _check_plain_name(values[name], path)
-    return dict(values)
+        if not values[name].endswith(GRAPH_SUFFIX):  # ONNX Runtime goes by the ending, and reads other formats too
+            raise UserError(f'{path}: "graphs.{name}" is {shown(values[name])}, no {GRAPH_SUFFIX} file', _EXPORT_HINT)
+        graphs[name] = values[name]
+    return graphs
 
 
 def listed_files(values: Mapping[str, Any], path: Path) -> dict[str, Mapping[str, Any]]:
@@ -332,5 +346,6 @@ def listed_files(values: Mapping[str, Any], path: Path) -> dict[str, Mapping[str
 
 
 def _check_plain_name(name: str, path: Path) -> None:
-    if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
+    # Names that are too long for the system are errors of every call.
+    if name in ("", ".", "..") or len(name) > _LONGEST_NAME or any(character in name for character in "/\\\0"):
         raise UserError(f"{path}: {shown(name)} is not the plain name of a file in the bundle", _EXPORT_HINT)

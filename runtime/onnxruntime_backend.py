@@ -15,6 +15,7 @@ import onnxruntime as ort
 from medusa_engine.runtime.backend import Published, SessionState
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, Manifest, graph_name
+from medusa_engine.runtime.open_bundle import OpenBundle
 from medusa_engine.runtime.policy import GREEDY, REJECTION, AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import constant_inputs, drawn_inputs
 from medusa_engine.runtime.tree import TreeBuffers
@@ -25,7 +26,8 @@ CPU, CUDA = "cpu", "cuda"
 PROVIDERS = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}  # ONNX Runtime's names for them
 
 _DEVICE = "cpu"  # of every buffer but the cache
-_LOG_ERRORS = 3  # ONNX Runtime's severity; errors are raised as well
+_LOG_FATAL = 4  # ONNX Runtime's severity; errors are raised
+_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate memory", "MemoryError")  # in what ONNX Runtime and numpy say
 _NO_STOP_IDS = np.array([-1])
 _NO_BUDGET = 1 << 62
 
@@ -42,12 +44,15 @@ class OnnxRuntimeBackend:
         manifest: its manifest.
         threads: intra-op threads; 0 leaves the choice to ONNX Runtime.
         provider: one of PROVIDERS.
+        verify: compare the sha256 of what is loaded later, too; its size otherwise.
 
     Raises:
         UserError: ONNX Runtime here has no such provider.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, *, threads: int = 0, provider: str = CPU) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, *, threads: int = 0, provider: str = CPU, verify: bool = True
+    ) -> None:
         if provider not in PROVIDERS:
             raise UserError(f"provider is {provider!r}", f"give one of {', '.join(PROVIDERS)}")
         if PROVIDERS[provider] not in ort.get_available_providers():
@@ -58,10 +63,11 @@ class OnnxRuntimeBackend:
         self.provider = provider
         self.folder = folder
         self.limits = manifest.limits
-        self._paths = {graph: folder / name for graph, name in manifest.graphs.items()}
+        self.cache_bytes = manifest.cache_bytes
+        self.files = OpenBundle(folder, manifest, hashes=verify)
         self._options = ort.SessionOptions()
         self._options.intra_op_num_threads = threads
-        self._options.log_severity_level = _LOG_ERRORS
+        self._options.log_severity_level = _LOG_FATAL
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._lock = threading.Lock()
 
@@ -74,31 +80,45 @@ class OnnxRuntimeBackend:
         self.session(graph_name("round" if speculation else "step", policy))
 
     def new_state(self) -> OnnxRuntimeState:
-        """An empty cache of `manifest.cache_bytes` bytes; the system gives memory as rows are written."""
-        return OnnxRuntimeState(self)
+        """An empty cache of `manifest.cache_bytes` bytes; the system gives memory as rows are written.
+
+        Raises:
+            UserError: the system does not give that much.
+        """
+        try:
+            return OnnxRuntimeState(self)
+        except (MemoryError, RuntimeError) as error:  # of numpy, or of ONNX Runtime
+            raise UserError(
+                f"{self.folder}: not enough memory for a cache of {self.cache_bytes} bytes",
+                "free memory, or export the model again with a smaller --max-length",
+            ) from error
 
     def session(self, graph: str) -> ort.InferenceSession:
         """The session of a graph, loaded once.
 
         Raises:
-            UserError: ONNX Runtime refuses the file.
+            UserError: the file, or that of the weights, changed since the bundle was opened; ONNX Runtime refuses it.
         """
         with self._lock:
             if graph not in self._sessions:
-                path = str(self._paths[graph])
+                path = self.files.graph(graph)
                 try:
                     self._sessions[graph] = ort.InferenceSession(
-                        path, self._options, providers=list({PROVIDERS[self.provider]: {}, PROVIDERS[CPU]: {}})
+                        str(path), self._options, providers=list({PROVIDERS[self.provider]: {}, PROVIDERS[CPU]: {}})
                     )
                 except Exception as error:
-                    reason = next(iter(str(error).splitlines()), type(error).__name__)
-                    reason = reason.replace(f"{self.folder}/", "")
-                    raise UserError(
-                        f"ONNX Runtime {ort.__version__} does not load it: {reason}",
-                        "export the model again with medusa-export --force, or free memory if it ran out",
-                        file=path,
-                    ) from error
+                    raise _refusal(path, f"ONNX Runtime {ort.__version__} does not load it", error) from error
             return self._sessions[graph]
+
+
+def _refusal(path: Path, problem: str, error: Exception) -> UserError:
+    """What to tell the user of an error that ONNX Runtime raised."""
+    reason = f"{type(error).__name__}: {error}" if isinstance(error, MemoryError) else str(error)
+    if any(text in reason for text in _OUT_OF_MEMORY):
+        return UserError("not enough memory to run it", "free memory, or export a smaller model", file=path)
+    reason = next(iter(reason.splitlines()), type(error).__name__)
+    reason = reason.replace(f"{path.parent}/", "")
+    return UserError(f"{problem}: {reason}", "export the model again with medusa-export --force", file=path)
 
 
 @dataclass(frozen=True)
@@ -206,6 +226,7 @@ class OnnxRuntimeState:
             int(slot.past_length[0]),
             int(slot.token_budget[0]),
             bool(slot.finished[0]),
+            bool(slot.input_ids[0, 0] >= 0),
         )
 
     def proposed(self) -> Int64Array:
@@ -259,6 +280,24 @@ class OnnxRuntimeState:
     def _run(self, kind: str, inputs: dict[str, npt.NDArray[Any]], *, next_rows: int) -> None:
         graph = graph_name(kind, self._policy.graph)
         session = self._backend.session(graph)
+        self._backend.files.check_weights()
+        try:
+            self._bind_and_run(graph, session, kind, inputs, next_rows)
+        except (RuntimeError, ValueError, MemoryError) as error:  # a graph that is not what its manifest says
+            path = self._backend.files.path(graph)
+            raise _refusal(path, "a pass of the graph fails", error) from error
+        self._current = 1 - self._current
+        self._rows_ready = next_rows
+
+    def _bind_and_run(
+        self,
+        graph: str,
+        session: ort.InferenceSession,
+        kind: str,
+        inputs: dict[str, npt.NDArray[Any]],
+        next_rows: int,
+    ) -> None:
+        """Read one slot and the cache, write the other slot and the cache."""
         if graph not in self._bindings:
             self._bindings[graph] = session.io_binding()
             for name, value in self.cache.items():  # one buffer as past and present
@@ -297,8 +336,6 @@ class OnnxRuntimeState:
             binding.synchronize_outputs()
         published, count = after.past_length[0], after.accepted_count[0]
         self.history[published : published + count] = after.accepted_tokens[:count]
-        self._current = 1 - self._current
-        self._rows_ready = next_rows
 
 
 def _allocate_cache(limits: Limits, device: str) -> dict[str, ort.OrtValue]:

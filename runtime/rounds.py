@@ -189,7 +189,7 @@ class Decoding:
                 published = self._state.read()
                 token_ids: list[int] = published.tokens.tolist()
                 held += token_ids
-                if self._state.proposed()[0] >= 0:  # else the pass could tell nothing from its last row: run it again
+                if published.decided:  # else the pass could tell nothing from its last row: run it again
                     self.held = held
                 self._budget = published.token_budget
                 if published.finished and token_ids[-1] in self._stop_ids:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from medusa_engine.runtime.errors import UserError
 
+_MAX_DEPTH = 64
+_READ_BYTES = 1 << 16
 _MAX_DIGITS = 600  # below the smallest limit that Python can put on reading one integer (640)
 _SHOWN_CHARACTERS = 40
 
@@ -20,16 +22,19 @@ def read_json(path: Path, *, max_bytes: int, hint: str) -> object:
 
     Args:
         path: the file.
-        max_bytes: largest accepted size; no more than that is read.
+        max_bytes: largest accepted size; little more than that is read.
         hint: what the file should look like, the second line of most errors.
 
     Raises:
         UserError: the file cannot be read or is not strict JSON; names the file, and line and column
             of a syntax error.
     """
+    data = bytearray()
     try:
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+            # Not in one call, which would take memory for the largest file first.
+            while len(data) <= max_bytes and (block := file.read(_READ_BYTES)):
+                data += block
     except OSError as error:
         raise UserError(f"{path}: cannot read the file: {error.strerror or error}", "check the path") from error
     if len(data) > max_bytes:
@@ -108,7 +113,25 @@ def parse_json(text: str, *, source: str, hint: str, unfit: Callable[[str], obje
         ) from error
     except RecursionError as error:
         raise UserError(f"{source}: the JSON is nested too deeply", hint) from error
+    if _deeper_than(_MAX_DEPTH, document):  # writing it again, or looking through it, must not fail either
+        raise UserError(f"{source}: the JSON is nested too deeply", hint)
     return document
+
+
+def _deeper_than(most: int, document: object) -> bool:
+    """Whether lists and objects lie inside one another more than `most` times."""
+    level = [document]
+    for _ in range(most + 1):
+        inner: list[object] = []
+        for container in level:
+            if isinstance(container, dict):
+                inner += container.values()
+            elif isinstance(container, list):
+                inner += container
+        level = [value for value in inner if isinstance(value, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def shown(value: object) -> str:

@@ -158,6 +158,7 @@ class TensorRtState:
             self._last.past_length,
             self._last.token_budget,
             self._last.finished,
+            not self._last.undecided,
             self._last.seconds,
         )
 
@@ -264,8 +265,6 @@ class TensorRtState:
     def _refuse_undecided(self) -> None:
         """Raise an error where the logits behind the last token that was waited for decided no other."""
         if self._last.undecided:
-            self._drain()
-            self._device.clear_cache(0)
             raise UserError(
                 f"{self._path}: the model's logits behind the last token are NaN or infinite",
                 "decode without speculation, in case a draft caused it, or export a checkpoint whose weights are right",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,8 @@ class Tokenizer:
             UserError: a file cannot be read or is not valid; names the file.
         """
         path = folder / TOKENIZER_FILE
-        try:
+        with _refusing(f"{path}: cannot load the tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no narrower type, for a missing file too
-            raise UserError(f"{path}: cannot load the tokenizer: {error}", _CONFIG_HINT) from error
         # A saved cut or padding length belongs to training batches, not to a prompt.
         backend.no_truncation()
         backend.no_padding()
@@ -119,7 +118,8 @@ class Tokenizer:
             add_special_tokens: add what the tokenizer puts around a plain prompt, such as a BOS token.
 
         Raises:
-            UserError: the text holds half of a surrogate pair, as undecodable command line bytes do.
+            UserError: the text holds half of a surrogate pair, as undecodable command line bytes do, or the tokenizer
+                is damaged.
         """
         try:
             text.encode("utf-8")
@@ -128,11 +128,13 @@ class Tokenizer:
                 f"prompt text: character {error.start} is not valid Unicode ({error.reason})",
                 "give the prompt as UTF-8 text",
             ) from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with _refusing(f"{self._folder / TOKENIZER_FILE}: the tokenizer fails"):
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, spaces before punctuation kept; unknown ids have no text."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        with _refusing(f"{self._folder / TOKENIZER_FILE}: the tokenizer fails"):
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def stream_decoder(self, skip_special_tokens: bool = True, *, prompt_ids: Sequence[int] = ()) -> StreamDecoder:
         """Return a decoder of the ids that follow `prompt_ids`; see `StreamDecoder`."""
@@ -179,6 +181,18 @@ def read_prompt_file(path: Path) -> str:
         UserError: the file cannot be read, or is not UTF-8; names the file and the byte offset.
     """
     return read_utf8_file(path, hint="save the prompt as UTF-8 text")
+
+
+@contextlib.contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """Let whatever a tokenizer's file makes the library trip over be a user error."""
+    try:
+        yield
+    except BaseException as error:
+        # The library raises no narrower type, for a missing file too; its panics are no `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{problem}: {error}", _CONFIG_HINT) from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:

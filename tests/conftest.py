@@ -14,11 +14,13 @@ from command_checks import Commands
 from medusa_engine.runtime.engine import Engine
 
 if TYPE_CHECKING:
+    from soak_rounds import Tally
     from tiny_models import Exported, Rigged
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="also run the tests that take many minutes")
+    parser.addoption("--soak-prompts", type=int, default=200, help="how many prompts tests/test_soak.py answers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +47,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+SOAK_TALLY = pytest.StashKey["Tally"]()
+
+
+@pytest.fixture(scope="session")
+def soak_tally(pytestconfig: pytest.Config) -> Tally:
+    """What the soak counts, for the report at the end."""
+    from soak_rounds import Tally
+
+    return pytestconfig.stash.setdefault(SOAK_TALLY, Tally())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Near-ties are said, passed tests or not."""
+    tally = config.stash.get(SOAK_TALLY, None)
+    if tally is not None:
+        terminalreporter.section("soak")
+        for line in (str(tally), *tally.near_ties):
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from medusa_engine.plugins.compact_append_kv.body import compact_append_kv_funct
 from medusa_engine.runtime.manifest import GENERATION_NAME, WEIGHTS_NAME, Limits, Manifest, cache_rows, graph_name
 
 HEADS, NODES, MAX_LENGTH, VOCAB, LAYERS, KV_HEADS = 2, 8, 40, 61, 2, 2
-HEAD_DIM = 16  # the least that TensorRT-RTX has a fused attention for is 12 here
+HEAD_DIM = 16  # TensorRT-RTX 1.7 has a fused attention for 12 and more, not for 8
 STOP_IDS = (3, 5)
 DEPTH = HEADS
 
@@ -109,7 +109,11 @@ class RoundGraph:
         self.node("Sub", ["count", "one"], "last")
         self.node("Min", [self.node("Max", ["packed", "zero"], "from_zero"), "last"], "column")
         self.node("Gather", ["tree_mask", "column"], "of_tree", axis=1)
-        self.node("And", ["of_tree", self.node("Less", ["packed", "count"], "inside")], "seen")
+        ahead, behind = (
+            self.node("GreaterOrEqual", ["packed", "zero"], "ahead"),
+            self.node("Less", ["packed", "count"], "in"),
+        )
+        self.node("And", ["of_tree", self.node("And", [ahead, behind], "inside")], "seen")
         self.node("Or", ["seen", self.node("Less", ["packed", "zero"], "committed")], "visible")
         self.constant("seen_score", np.zeros((), np.float16))
         self.constant("hidden_score", np.full((), -30000, np.float16))
@@ -121,7 +125,8 @@ class RoundGraph:
         width = KV_HEADS * self.head_dim
 
         def weights(name: str, *shape: int) -> str:
-            return self.constant(name, (generator.standard_normal(shape) / np.sqrt(width)).astype(np.float16))
+            scale = 8 if "value" in name else 1  # what is attended to decides the tokens
+            return self.constant(name, (scale * generator.standard_normal(shape) / np.sqrt(width)).astype(np.float16))
 
         hidden = self.node("Gather", [weights("embedding", VOCAB, width), "input_ids"], "hidden.0", axis=0)  # [1, N, H]
         self.constant("by_head", np.array([1, -1, KV_HEADS, self.head_dim]))
@@ -154,18 +159,23 @@ class RoundGraph:
         return self.node("ArgMax", [logits], "best", axis=2, keepdims=0)  # [1, R]
 
     def _results(self, best: str) -> None:
+        self.constant("vocab", np.array([VOCAB]))
         token = self.node("Gather", [self.node("Squeeze", [best, "zero"], "of_rows"), "zero"], "token", axis=0)  # [1]
         path = self.node("Gather", ["retrieve_indices", self.constant("first", np.array(0))], "path", axis=0)  # [D+1]
-        self.node("Add", [path, token], "accepted_tokens")
+        self.node("Max", [self.node("Add", [path, token], "tokens"), "zero"], "accepted_tokens")
         stops = self.node("ReduceSum", ["stop_ids"], "stops", keepdims=1)
         self.node("Add", ["one", self.node("Mul", [stops, "zero"], "nothing")], "accepted_count")
         self.node("Sub", ["token_budget", "accepted_count"], "next_token_budget")
         self.node("Not", [self.node("Not", ["finished"], "unfinished")], "next_finished")
-        self.node("Unsqueeze", [self.node("Add", ["tree_indices", token], "next_ids"), "zero"], "next_input_ids")
-        root = self.node("Gather", [self.node("Squeeze", ["position_ids", "zero"], "position"), "zero"], "root", axis=0)
-        self.node("Unsqueeze", [self.node("Add", ["tree_indices", root], "next_at"), "zero"], "next_position_ids")
-        self.node("Add", ["staged", "zero"], "next_past_length")
-        self.node("Mul", [path, path], "next_pending_rows")
+        ids = self.node("Mod", [self.node("Add", ["tree_indices", token], "drafts"), "vocab"], "next_ids")
+        self.node("Unsqueeze", [ids, "zero"], "next_input_ids")
+        position = self.node("Squeeze", ["position_ids", "zero"], "position")  # [N]
+        root = self.node("Gather", [position, self.node("Gather", ["logit_rows", "zero"], "root_row")], "root")  # [1]
+        behind = self.node("Add", [root, "one"], "behind")
+        depth = self.node("Min", ["tree_indices", "one"], "depth")  # right for one level of drafts
+        self.node("Unsqueeze", [self.node("Add", [depth, behind], "next_at"), "zero"], "next_position_ids")
+        self.node("Add", [root, "zero"], "next_past_length")
+        self.node("Sub", [path, path], "next_pending_rows")  # the root alone
         self.node("Add", ["accepted_count", "zero"], "next_pending_count")
 
     def save(self, path: Path) -> None:
@@ -196,6 +206,7 @@ def save_bundle(
         name=folder.name,
         target="tensorrt",
         dtype=dtype,
+        weights=dtype,
         limits=limits(head_dim),
         model={},
         heads={},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_file_that_is_no_model(model: Path, refuses: Refuses) -> None:
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [(b"", "empty"), (HTML_PAGE, "not a GGUF"), (LFS_POINTER, "Git LFS pointer"), (b"GGUF" + bytes(60), "cannot load")],
+    [(b"", "empty"), (HTML_PAGE, "not a GGUF"), (LFS_POINTER, "Git LFS pointer"), (b"GGUF" + bytes(60), "version 0")],
     ids=["empty", "page", "pointer", "header alone"],
 )
 def test_gguf_file_that_is_none(content: bytes, named: str, tmp_path: Path, refuses: Refuses) -> None:
@@ -138,11 +139,13 @@ def test_config_of_an_unknown_or_impossible_model(values: dict[str, Any], model:
 
 
 def test_architecture_that_cannot_be_traced(tmp_path: Path, refuses: Refuses) -> None:
-    from transformers import BertConfig, BertLMHeadModel
+    from transformers import GptOssConfig, GptOssForCausalLM
 
-    config = BertConfig(vocab_size=128, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    BertLMHeadModel(config).save_pretrained(tmp_path / "bert")
-    refuses(tmp_path / "bert", named=[tmp_path / "bert", "BertLMHeadModel"])
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_experts_per_tok": 1, "pad_token_id": 0}
+    config = GptOssConfig(vocab_size=64, num_hidden_layers=1, head_dim=8, num_local_experts=2, **sizes)
+    GptOssForCausalLM(config).save_pretrained(tmp_path / "gpt_oss")
+    refuses(tmp_path / "gpt_oss", named=[tmp_path / "gpt_oss", "GptOssForCausalLM", "attention sinks"])
 
 
 def test_code_in_the_model_folder_is_not_run_nor_offered_to_be(
@@ -169,7 +172,12 @@ def test_pickled_weights_are_not_opened(model: Path, tmp_path: Path, refuses: Re
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [(b"", "empty"), (LFS_POINTER, "Git LFS pointer"), (HTML_PAGE, "cannot read"), (b"\xff" * 64, "cannot read")],
+    [
+        (b"", "empty"),
+        (LFS_POINTER, "Git LFS pointer"),
+        (HTML_PAGE, "not a safetensors file"),
+        (b"\xff" * 64, "not a safetensors file"),
+    ],
     ids=["empty", "pointer", "page", "noise"],
 )
 def test_weights_file_that_is_none(content: bytes, named: str, model: Path, refuses: Refuses) -> None:
@@ -217,7 +225,65 @@ def test_weights_that_are_not_numbers(model: Path, refuses: Refuses) -> None:
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    refuses(model, named=["the model's own logits are NaN"])
+    refuses(model, named=[model / "model.safetensors", "model.norm.weight", "NaN"])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float8_e4m3fn], ids=str)
+def test_weights_of_another_kind_of_number(dtype: torch.dtype, model: Path, refuses: Refuses) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    refuses(model, named=[model / "model.safetensors", "model.norm.weight", "dtype"])
+
+
+def test_config_that_names_other_weights(model: Path, refuses: Refuses) -> None:
+    edit_json(model / "config.json", transformers_weights="../outside.safetensors")
+    refuses(model, named=[model / "config.json", "transformers_weights"])
+
+
+def gguf_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def gguf(*, tensors: int = 0, pairs: int = 1, rest: bytes = b"") -> bytes:
+    """A GGUF file of version 3 whose first pair says that it is a Llama."""
+    architecture = gguf_text(b"general.architecture") + struct.pack("<I", 8) + gguf_text(b"llama")
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + architecture + rest
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gguf(pairs=1 << 60),
+        gguf(tensors=1 << 60),
+        gguf(pairs=2, rest=gguf_text(b"a") + struct.pack("<IQ", 8, 1 << 60)),
+        gguf(pairs=2, rest=gguf_text(b"a") + struct.pack("<IIQ", 9, 0, 1 << 60)),
+        gguf(pairs=2, rest=gguf_text(b"a") + struct.pack("<IIQ", 9, 8, 1 << 60)),
+        gguf(pairs=2, rest=gguf_text(b"a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 1000),
+        gguf(pairs=2, rest=gguf_text(b"general.alignment") + struct.pack("<II", 4, 3)),
+        gguf(tensors=1, rest=gguf_text(b"t") + struct.pack("<IQQIQ", 2, 1 << 40, 1 << 40, 0, 0)),
+        gguf(tensors=1, rest=gguf_text(b"t") + struct.pack("<IQIQ", 1, 8, 0, 1 << 60) + bytes(64)),
+        gguf(tensors=1, rest=gguf_text(b"t") + struct.pack("<I", 1 << 31)),
+        gguf(tensors=1, rest=gguf_text(b"t") + struct.pack("<IQIQ", 1, 8, 999, 0) + bytes(64)),
+    ],
+    ids=[
+        "pairs",
+        "tensors",
+        "text",
+        "array",
+        "texts",
+        "nested",
+        "alignment",
+        "size",
+        "offset",
+        "dimensions",
+        "type",
+    ],
+)
+def test_gguf_file_that_claims_more_than_it_holds(content: bytes, tmp_path: Path, refuses: Refuses) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    refuses(file, named=[file, "damaged"])
 
 
 def test_missing_shard(sharded: Path, refuses: Refuses) -> None:
@@ -232,7 +298,10 @@ def test_shard_cut_short(sharded: Path, refuses: Refuses) -> None:
     refuses(sharded, named=[shard])
 
 
-@pytest.mark.parametrize("name", ["../model-00001.safetensors", "..\\outside.safetensors", "/etc/hostname", "", 7])
+@pytest.mark.parametrize(
+    "name",
+    ["../model-00001.safetensors", "..\\outside.safetensors", "/etc/hostname", "", 7, "a" * 300 + ".safetensors"],
+)
 def test_shard_name_that_leads_out_of_the_folder(name: object, sharded: Path, refuses: Refuses) -> None:
     index = sharded / "model.safetensors.index.json"
     weight_map = json.loads(index.read_text())["weight_map"]

@@ -51,6 +51,10 @@ def test_engine_path_that_does_not_exist(tmp_path: Path, commands: Commands) -> 
     commands.run_refuses("--engine", tmp_path / "missing", *ASK, named=[tmp_path / "missing", "no such folder"])
 
 
+def test_engine_path_longer_than_the_system_allows(commands: Commands) -> None:
+    commands.run_refuses("--engine", "e" * 300, *ASK, named=["eee", "too long"])
+
+
 def test_engine_path_that_is_a_file(bundle: Path, commands: Commands) -> None:
     file = bundle / "weights.bin"
     commands.run_refuses("--engine", file, *ASK, named=[file, "not a bundle folder"])
@@ -161,7 +165,9 @@ def test_damage_found_without_verification(name: str, bundle: Path, commands: Co
 
 
 @pytest.mark.parametrize("kind", ["graphs", "files"])
-@pytest.mark.parametrize("name", ["../bundle/round.onnx", "/etc/hostname", "..", "", "a\\b", "sub/round.onnx", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["../bundle/round.onnx", "/etc/hostname", "..", "", "a\\b", "sub/round.onnx", "a\0b", "a" * 300]
+)
 def test_file_name_that_leads_out_of_the_bundle(kind: str, name: str, bundle: Path, commands: Commands) -> None:
     def edit(document: dict[str, Any]) -> None:
         if kind == "graphs":

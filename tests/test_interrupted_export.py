@@ -20,7 +20,13 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import MANIFEST_NAME, read_manifest, verify_files
 
 # Where the export is held up, from its first file to its last step.
-STAGES = [("checkpoint", "write_generation_config"), ("graphs", "write_graph"), ("bundle", "_put_in_place")]
+STAGES = [
+    ("checkpoint", "write_generation_config"),
+    ("graphs", "write_weights"),
+    ("graphs", "write_graph"),
+    ("bundle", "write_manifest"),
+    ("bundle", "_put_in_place"),
+]
 HELD = """
 import sys, time
 from medusa_engine.exporter import {module}

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE_FOLDERS = ("exporter", "heads", "plugins", "runtime", "training", "trees")
+CODE_FOLDERS = ("benchmarks", "exporter", "heads", "plugins", "runtime", "training", "trees")
 DATA_PATTERNS = (
     "trees/*.json",
     "plugins/**/*.cu",
     "plugins/**/*.cuh",
     "heads/*/*.safetensors",
     "heads/*/*.json",
+    "benchmarks/prompts/*.json",
 )
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "tokenizers"),

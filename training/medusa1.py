@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
+from medusa_engine.exporter.tensor_file import check_archive
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
@@ -266,21 +267,31 @@ class HeadTrainer:
         if not path.exists():
             return math.inf, self._weights_now(), False
         hint = "give another output folder, or remove the file to train anew"
+        check_archive(path, hint)
         try:
             state = torch.load(path, weights_only=True)
             missing = {"identity", "stopped", "step", "best_loss", "best", "heads", "optimizer"} - set(state)
-        except Exception as error:
+        except Exception as error:  # pickle, zip and torch each raise their own
             raise UserError(f"{path}: damaged: {type(error).__name__}", hint) from error
         if missing:
             raise UserError(f"{path}: damaged: has no {min(missing)}", hint)
-        if changed := [name for name, value in identity.items() if state["identity"].get(name) != value]:
+        saved = state["identity"]
+        if changed := [
+            name for name, value in identity.items() if not isinstance(saved, dict) or saved.get(name) != value
+        ]:
             raise UserError(f"{path}: was written by training with another value of {', '.join(changed)}", hint)
-        with torch.no_grad():
-            for parameter, saved in zip(self._trained, state["heads"], strict=True):
-                parameter.copy_(saved)
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._step = state["step"]
-        return state["best_loss"], state["best"], state["stopped"]
+        try:
+            with torch.no_grad():
+                for parameter, values in zip(self._trained, state["heads"], strict=True):
+                    parameter.copy_(values)
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._step, best_loss, stopped = int(state["step"]), float(state["best_loss"]), bool(state["stopped"])
+            for parameter, values in zip(self._trained, state["best"], strict=True):
+                if parameter.shape != values.shape:
+                    raise ValueError(f"shape {list(values.shape)}")
+        except Exception as error:  # whatever a value of another kind makes torch trip over
+            raise UserError(f"{path}: damaged: {first_line(error)}", hint) from error
+        return best_loss, state["best"], stopped
 
 
 def _check_finite(loss: float, what: str) -> None:

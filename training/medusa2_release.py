@@ -20,6 +20,7 @@ from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.json_file import write_json
 from medusa_engine.training.medusa2_model import Medusa2
+from medusa_engine.training.output_file import make_folder, writing
 
 _CONFIG = "config.json"
 
@@ -79,8 +80,8 @@ def _shape(heads: HeadWeights) -> dict[str, int]:
 @contextmanager
 def _put_together(folder: Path) -> Iterator[Path]:
     """A folder to write into, whose files then come into `folder`, the config last; older release files go before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".release-") as partial:
+    make_folder(folder)
+    with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".release-") as partial:
         yield Path(partial)
         stale = [*folder.glob("*.safetensors"), *folder.glob("model.safetensors.index.json")]
         for path in [folder / _CONFIG, *stale]:

@@ -14,6 +14,7 @@ import transformers
 from transformers.trainer_utils import get_last_checkpoint
 
 from medusa_engine.exporter import checkpoint
+from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.training.features import shard_paths
@@ -24,7 +25,7 @@ from medusa_engine.training.medusa2_loss import DIRECT_LAMBDA, DISTILLED_LAMBDA
 from medusa_engine.training.medusa2_model import Medusa2, add_adapter, load_backbone
 from medusa_engine.training.medusa2_release import write_adapter_release, write_merged_release
 from medusa_engine.training.medusa2_trainer import Medusa2Trainer, plot_log
-from medusa_engine.training.output_file import make_folder
+from medusa_engine.training.output_file import make_folder, writing
 
 FACTS_NAME = "training.json"
 
@@ -75,7 +76,13 @@ def run(options: argparse.Namespace) -> None:
     )
     if resumed is None and trainer.is_world_process_zero():
         write_json(options.output / FACTS_NAME, chosen, indent=2)
-    trainer.train(resume_from_checkpoint=resumed)
+    with writing(options.output):
+        try:
+            trainer.train(resume_from_checkpoint=resumed)
+        except RuntimeError as error:
+            if "PytorchStreamWriter" in str(error) or "file write failed" in str(error):  # torch's own for a full disk
+                raise OSError(first_line(error)) from error
+            raise
     if trainer.is_world_process_zero():
         print(f"losses and accuracies: {plot_log(options.output, settings.heads)}", file=sys.stderr, flush=True)
         if settings.merge:

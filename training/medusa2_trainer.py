@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -10,12 +11,15 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.medusa2_loss import combine, loss_weights
 from medusa_engine.training.medusa2_model import Medusa2
+from medusa_engine.training.output_file import writing
 from medusa_engine.training.plot import Curve, draw_training
 from medusa_engine.training.training_log import LOG_NAME, PLOT_NAME
 
@@ -157,7 +161,8 @@ class Medusa2Trainer(transformers.Trainer):
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.contiguous() for name, tensor in self.model.trained_state().items()}
-        save_file(state, folder / STATE_FILE)
+        with writing(folder / STATE_FILE):
+            save_file(state, folder / STATE_FILE)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         file = Path(resume_from_checkpoint) / STATE_FILE
@@ -166,8 +171,8 @@ class Medusa2Trainer(transformers.Trainer):
             raise UserError(f"{file}: there is no such file", hint)
         try:
             self.model.load_trained_state(load_file(file))
-        except ValueError as error:
-            raise UserError(f"{file}: {error}", hint) from error
+        except (ValueError, OSError, SafetensorError) as error:
+            raise UserError(f"{file}: {first_line(error)}", hint) from error
 
     def _clear_sums(self) -> None:
         """[1 + K, 4] since the last log: labels, losses, top-1 and top-5 hits."""
@@ -190,7 +195,7 @@ class _LogWriter(transformers.TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or logs is None:
             return
-        with self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         shown = "  ".join(f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, float))
         print(f"step {state.global_step}/{state.max_steps}  {shown}", file=sys.stderr, flush=True)
@@ -199,7 +204,11 @@ class _LogWriter(transformers.TrainerCallback):
 def plot_log(folder: Path, heads: int) -> Path:
     """Draw losses and accuracies over the steps of the whole log, resumed runs included; returns the picture's path."""
     lines = (folder / LOG_NAME).read_text(encoding="utf-8").splitlines()
-    records = [record for record in map(json.loads, lines) if "backbone_loss" in record]
+    records = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # a line that was cut where a run was killed
+            records.append(json.loads(line))
+    records = [record for record in records if "backbone_loss" in record]
     steps = [record["step"] for record in records]
     names = ["backbone", *(f"head_{head}" for head in range(heads))]
     losses = [Curve(name, steps, [record[f"{name}_loss"] for record in records]) for name in names]
@@ -208,7 +217,8 @@ def plot_log(folder: Path, heads: int) -> Path:
         for name in names
         for kind in ("top1", "top5")
     ]
-    draw_training(folder / PLOT_NAME, losses, accuracies, x_label="step", title="Training accuracy")
+    with writing(folder / PLOT_NAME):
+        draw_training(folder / PLOT_NAME, losses, accuracies, x_label="step", title="Training accuracy")
     return folder / PLOT_NAME
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 
 
-def check_output(path: Path, *, suffixes: Sequence[str] = ()) -> None:
+def check_output(path: Path, *, suffixes: Sequence[str] = (), option: str = "--output") -> None:
     """Refuse an output file that could not be written.
 
     Args:
         suffixes: endings that its name may have; empty for any.
+        option: that it was given with.
 
     Raises:
         UserError: another ending, a folder, or a folder that is missing or closed to us.
@@ -25,29 +30,41 @@ def check_output(path: Path, *, suffixes: Sequence[str] = ()) -> None:
     if path.is_dir() or not path.name:
         raise UserError(f"{path}: is a folder", "give the name of a file")
     if not folder.is_dir():
-        raise UserError(f"{path}: its folder does not exist", "make the folder, or give another --output")
+        raise UserError(f"{path}: its folder does not exist", f"make the folder, or give another {option}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{path}: no permission to write into {folder}", "give another --output")
+        raise UserError(f"{path}: no permission to write into {folder}", f"give another {option}")
 
 
-def write_file(path: Path, data: bytes) -> None:
+@contextlib.contextmanager
+def writing(path: Path, *, option: str = "--output") -> Iterator[None]:
+    """Name the file or folder when the system refuses to write there.
+
+    Raises:
+        UserError: it does.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise UserError(f"{path}: cannot write: {reason}", f"free space there, or give another {option}") from error
+
+
+def write_file(path: Path, data: bytes, *, option: str = "--output") -> None:
     """Write beside `path` and put in place; a file that was there is replaced.
 
     Raises:
         UserError: the system refuses.
     """
     partial = path.with_name(f".{path.name}.partial")
-    try:
+    with writing(path, option=option):
         try:
             partial.write_bytes(data)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror or error}", "give another --output") from error
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, *, option: str = "--output") -> None:
     """Make an output folder, and those above it; one that exists is fine.
 
     Raises:
@@ -57,5 +74,5 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot make the folder: {error.strerror or error}", "give another --output"
+            f"{folder}: cannot make the folder: {error.strerror or error}", f"give another {option}"
         ) from error

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from medusa_engine.exporter.tensor_file import check_archive
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
@@ -115,10 +115,11 @@ def read_shard(path: Path) -> dict[str, npt.NDArray[Any]]:
         UserError: the file is damaged or lacks an array.
     """
     hint = "remove the file; medusa-distill with the same options writes it again"
+    check_archive(path, hint)
     try:
-        with np.load(path) as file:
+        with np.load(path, allow_pickle=False) as file:
             shard = {name: file[name] for name in ("numbers", "lengths", *StoredConversation._fields[1:])}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # numpy and zip raise their own, for memory that a header asks for too
         raise UserError(f"{path}: damaged, or not a shard: {first_line(error)}", hint) from error
     total = len(shard["tokens"]) if shard["tokens"].ndim == 1 else -1
     shapes = {

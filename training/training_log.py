@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from medusa_engine.training.labels import head_weights
+from medusa_engine.training.output_file import writing
 from medusa_engine.training.plot import Curve, draw_training
 
 LOG_NAME = "log.jsonl"
@@ -74,7 +75,8 @@ class TrainingLog:
 
     def restart(self) -> None:
         """Forget the log of another training in this folder."""
-        self._path.unlink(missing_ok=True)
+        with writing(self._path):
+            self._path.unlink(missing_ok=True)
 
     def batch(self, epoch: int, number: int, count: int, scores: HeadScores) -> None:
         """Note a batch; scores with accuracies are reported."""
@@ -118,7 +120,7 @@ class TrainingLog:
         for line in self._path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # a line that was cut where a run was killed
                 records.append(json.loads(line))
-        return [record for record in records if key in record]
+        return [record for record in records if isinstance(record, dict) and key in record]
 
     def _write(self, facts: dict[str, Any], losses: npt.NDArray[np.float64], scores: HeadScores) -> None:
         record = facts | {
@@ -126,7 +128,7 @@ class TrainingLog:
             "top1": scores.top1.tolist(),
             "top5": scores.top5.tolist(),
         }
-        with self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def plot(self) -> Path:
@@ -141,5 +143,6 @@ class TrainingLog:
             for head in range(len(self._weights))
             for name in ("top1", "top5")
         ]
-        draw_training(self._plot, losses, accuracies, x_label="epoch", title="Held-out accuracy")
+        with writing(self._plot):
+            draw_training(self._plot, losses, accuracies, x_label="epoch", title="Held-out accuracy")
         return self._plot

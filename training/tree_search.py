@@ -119,8 +119,13 @@ def replay(tree: Tree, sequences: Sequence[Ranks]) -> list[int]:
     The round whose root is token t of an answer publishes it and the path that vector t accepts; no round publishes
     more than what is left of the answer.
     """
+    return [published for published, _ in replayed_rounds(tree, sequences)]
+
+
+def replayed_rounds(tree: Tree, sequences: Sequence[Ranks]) -> list[tuple[int, TreePath]]:
+    """G of every round as in `replay`, and the path that it accepts, which the end of the answer may cut."""
     paths = set(tree.paths)
-    published = []
+    rounds: list[tuple[int, TreePath]] = []
     for ranks in sequences:
         vectors = ranks.tolist()
         position = 0
@@ -130,6 +135,7 @@ def replay(tree: Tree, sequences: Sequence[Ranks]) -> list[int]:
                 if (*path, rank) not in paths:
                     break
                 path = (*path, rank)
-            published.append(min(1 + len(path), len(vectors) - position))
-            position += published[-1]
-    return published
+            published = min(1 + len(path), len(vectors) - position)
+            rounds.append((published, path))
+            position += published
+    return rounds

@@ -43,29 +43,6 @@ def test_wrong_mask_is_refused(
     assert not (tmp_path / "bundle").exists()
 
 
-def test_decoder_that_counts_its_positions_itself_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """BART's takes them from the length of transformers' cache, and a tree needs equal ones for siblings."""
-    from transformers import BartConfig, BartForCausalLM
-
-    config = BartConfig(
-        vocab_size=64,
-        d_model=32,
-        decoder_layers=2,
-        decoder_attention_heads=4,
-        decoder_ffn_dim=40,
-        max_position_embeddings=128,
-        init_std=0.2,
-        is_decoder=True,
-        is_encoder_decoder=False,
-    )
-    BartForCausalLM(config).save_pretrained(tmp_path / "model")
-    assert export(tmp_path / "model", tmp_path) == 1
-    assert "BartForCausalLM" in capsys.readouterr().err
-    assert not (tmp_path / "bundle").exists()
-
-
 @pytest.mark.parametrize("length", ["1", "2", "9"])
 def test_cache_too_short_for_the_whole_check_is_checked_as_far_as_it_goes(length: str, tmp_path: Path) -> None:
     assert export(save_llama(tmp_path / "model"), tmp_path, "--max-length", length) == 0

@@ -86,7 +86,7 @@ def run_round(probe: FixedProbe, round_: Round, policy: AcceptancePolicy) -> tup
     inputs["temperature"] = np.array([policy.temperature], np.float32)
     for name in ("top_p", "min_p"):
         inputs.setdefault(name, np.array([getattr(policy, name)], np.float32))
-    inputs.setdefault("top_k", np.array([RANDOM_VOCAB]))
+    inputs["top_k"] = np.array([min(policy.top_k or RANDOM_VOCAB, RANDOM_VOCAB)])
     inputs.setdefault("posterior_threshold", np.array([policy.posterior_threshold], np.float32))
     inputs.setdefault("posterior_alpha", np.array([policy.posterior_alpha], np.float32))
     inputs.setdefault("root_drawn", np.array([False]))

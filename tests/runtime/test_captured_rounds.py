@@ -201,8 +201,9 @@ def test_a_plan_of_another_policy_draws_what_the_bundle_draws_and_is_greedy_too(
 ) -> None:
     path = make_plan(own_heads.bundle, tmp_path / "a.plan", acceptance=acceptance)
     plan = open_plan(own_heads.bundle, path, acceptance=acceptance)
+    own: dict[str, Any] = {"posterior_threshold": 0.002, "typical_root": "drawn"} if acceptance == "typical" else {}
     policies = [
-        AcceptancePolicy(acceptance, temperature=0.8, seed=5, posterior_threshold=0.002, typical_root="drawn"),
+        AcceptancePolicy(acceptance, temperature=0.8, seed=5, **own),
         AcceptancePolicy(acceptance, temperature=1.3, top_k=4, top_p=0.9, min_p=0.02, seed=6),
         AcceptancePolicy(acceptance, temperature=0),
         AcceptancePolicy(),
@@ -239,14 +240,23 @@ def test_logits_that_are_nan_end_an_answer_in_an_error_and_leave_nothing_behind(
     unseen = min(set(range(own_heads.engine.limits.vocab_size)) - seen)
     bundle = with_nan_row(own_heads.bundle, tmp_path / "bundle", EMBEDDING, unseen)
     engine = open_plan(bundle, make_plan(bundle, tmp_path / "a.plan")).engine
+
+    def check_finite(state: Any) -> None:
+        # The graph here reads the live rows alone; that of a plan reads them all, and a masked NaN is one.
+        assert np.isfinite(device_array(state, "key.0")).all() and np.isfinite(device_array(state, "value.1")).all()
+
     with engine.session() as session:
         for bad in ([unseen], [*prompt, unseen, 5], [*prompt, unseen]):
             with pytest.raises(UserError, match=r"a\.plan: the model's logits behind the last token are NaN"):
                 session.generate(prompt_ids=bad, max_new_tokens=6, tree=TREE)
             assert session.token_ids == []
             assert session.generate(prompt_ids=prompt, max_new_tokens=40, tree=TREE).token_ids == right
-        # An answer of no tokens is complete; the rows it ran stay out of what comes next.
-        assert session.generate(prompt_ids=[*prompt, unseen], max_new_tokens=0).token_ids == []
+            check_finite(session._state)
+        # A deadline ends an answer whose prompt was run; its rows stay out of what comes next.
+        ended = session.generate(prompt_ids=[*prompt, unseen, *prompt * 20], deadline=1e-9)
+        assert ended.token_ids == [] and unseen in session.token_ids
+        assert session.generate(prompt_ids=prompt, max_new_tokens=4, tree=TREE).token_ids == right[:4]
+        check_finite(session._state)
     assert engine.generate(prompt_ids=prompt, max_new_tokens=40, tree=TREE).token_ids == right
 
 

@@ -27,6 +27,7 @@ def test_eos_token_id_may_be_one_id_a_list_null_or_missing(name: str, ids: tuple
         "[]",
         '{"eos_token_id": "2"}',
         '{"eos_token_id": -1}',
+        '{"eos_token_id": 2147483648}',
         '{"eos_token_id": true}',
         '{"eos_token_id": [2, null]}',
     ],

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from measure import Report, Samples, ratio_of
 from safetensors.numpy import save_file
+
+from medusa_engine.benchmarks.measure import Report, Samples, ratio_of
 
 GB = 1e9
 SIZES = {

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from measure import Report, Samples
 
+from medusa_engine.benchmarks.measure import Report, Samples
 from medusa_engine.exporter.verify_passes import LogitsBackend
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import file_sha256
@@ -73,7 +74,7 @@ def compare_text(
         for path in texts:
             ids = engine.encode(path.read_text(encoding="utf-8"))[: tokens // len(texts)]
             state: Any = backend.new_state()
-            for position, (token, after) in enumerate(zip(ids[:-1], ids[1:], strict=True)):
+            for position, (token, after) in enumerate(pairwise(ids)):
                 state.prefill(np.array([token]), position, None)
                 assert backend.logits is not None
                 logits = backend.logits[-1].astype(np.float64)

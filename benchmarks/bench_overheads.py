@@ -1,4 +1,4 @@
-"""Rounds and plain steps of the demo engine beside transformers, and beside each other.
+"""What the demo engine takes besides its passes: memory, the loop around them, a long static cache.
 
 Every figure is printed with its baseline, measured in the same run. The bars are judged, but the exit status is 0
 either way: times on a shared machine are for people to read.
@@ -7,7 +7,6 @@ either way: times on a shared machine are for people to read.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import resource
 import subprocess
@@ -15,22 +14,18 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from measure import Report, Samples, interleaved, milliseconds, ratio_of
-from passes import FixedContext, context_ids, host_overhead
-
+from medusa_engine.benchmarks.measure import Report, Samples, interleaved, ratio_of
+from medusa_engine.benchmarks.passes import FixedContext, context_ids, host_overhead
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import WEIGHTS_NAME, read_manifest
+from medusa_engine.runtime.tree import load_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTEXT = 256  # tokens in the cache
-SEQUENCE = 16  # passes per sample where single tokens cannot be timed
 MEMORY_RUNS = 5
 MEMORY_TOKENS = 64
 LONG_CACHE = 8192
-ROUND_BARS = {1: 1.05, 8: 1.6, 16: 2.3}  # packed rows -> largest multiple of a plain step
-STEP_BAR = 0.5
 CACHE_BAR = 1.1
 HOST_BAR = 0.03
 MEMORY_BAR = 2.2
@@ -63,10 +58,7 @@ def main() -> int:
     # First, while this process is small: what a process weighs counts for the children it starts.
     measure_memory(report, options)
     engine = Engine.open(options.engine, threads=options.threads)
-    measure_rounds(report, engine, options)
     measure_host(report, engine, options)
-    measure_against_transformers(report, engine, options)
-    gc.collect()
     if options.bundle_8192:
         measure_cache_length(report, engine, options.bundle_8192, options)
     else:
@@ -108,18 +100,6 @@ def peak_bytes(command: list[str]) -> int:
     return 1024 * usage.ru_maxrss
 
 
-def measure_rounds(report: Report, engine: Engine, options: argparse.Namespace) -> None:
-    step = FixedContext(engine, CONTEXT)
-    cases: dict[str, Callable[[], float]] = {"plain step": step.sample}
-    for rows in ROUND_BARS:
-        cases[f"{rows}-row round"] = FixedContext(engine, CONTEXT, ROOT / f"trees/{rows}.json").sample
-    taken = interleaved(cases, unit="ms", samples=options.samples)
-    report.section(f"rounds at context {CONTEXT}, heads included", list(taken.values()))
-    for rows, bar in ROUND_BARS.items():
-        name = f"{rows}-row round"
-        report.bar(ratio_of(f"{name} / plain step", taken[name], taken["plain step"]), bar)
-
-
 def measure_host(report: Report, engine: Engine, options: argparse.Namespace) -> None:
     passes = 4 * options.samples
     step_outside, step_inside = host_overhead(engine, context=CONTEXT, passes=passes, speculation=False)
@@ -137,47 +117,6 @@ def measure_host(report: Report, engine: Engine, options: argparse.Namespace) ->
         report.bar(Samples(f"{samples.name} / plain step", "x", share), HOST_BAR, strict=True)
 
 
-def measure_against_transformers(report: Report, engine: Engine, options: argparse.Namespace) -> None:
-    os.environ["TQDM_DISABLE"] = "1"  # read when torch imports the library of progress bars
-    import torch
-
-    torch.set_num_threads(options.threads)
-    model = load_transformers(options.model)
-    prompt = torch.from_numpy(context_ids(engine.limits.vocab_size, CONTEXT))[None]
-    attended = torch.ones_like(prompt)
-
-    def generate(tokens: int) -> float:
-        return milliseconds(
-            lambda: model.generate(prompt, attention_mask=attended, do_sample=False, max_new_tokens=tokens)
-        )
-
-    def baseline() -> float:
-        return (generate(1 + SEQUENCE) - generate(1)) / SEQUENCE
-
-    step = FixedContext(engine, CONTEXT)
-    cases = {"transformers.generate, per token": baseline, "plain step": lambda: step.sequence(SEQUENCE)}
-    taken = interleaved(cases, unit="ms", samples=options.samples)
-    theirs, ours = taken.values()
-    title = f"plain decoding from context {CONTEXT}, {SEQUENCE} tokens, fp32, {options.threads} threads"
-    report.section(title, [theirs, ours])
-    report.bar(ratio_of("plain step / transformers", ours, theirs), STEP_BAR)
-
-
-def load_transformers(path: Path) -> Any:
-    """The checkpoint as transformers runs it by itself: fp32, its own attention, no stop token."""
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    options = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    folder = path.parent if options else path
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **options).eval()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model
-
-
 def export_8192(engine: Engine, folder: Path, options: argparse.Namespace) -> Path:
     limits = engine.limits
     bundle = folder / "bundle"
@@ -193,7 +132,7 @@ def export_8192(engine: Engine, folder: Path, options: argparse.Namespace) -> Pa
 def measure_cache_length(report: Report, engine: Engine, bundle: Path, options: argparse.Namespace) -> None:
     long = Engine.open(bundle, threads=options.threads)
     short_rows, long_rows = engine.limits.max_length, long.limits.max_length
-    tree = ROOT / "trees/8.json"
+    tree = load_tree(Path("8"))
     cases: dict[str, Callable[[], float]] = {}
     for kind, path in (("plain step", None), ("8-row round", tree)):
         cases[f"{kind}, S_max {short_rows}"] = FixedContext(engine, CONTEXT, path).sample

@@ -1,0 +1,1 @@
+"""Prompts of our own: to calibrate, to score on, and to write training data from."""

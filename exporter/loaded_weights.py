@@ -1,0 +1,38 @@
+"""The weights of a model as they came out of its files: numbers, and as wide as they claim to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from medusa_engine.runtime.errors import UserError
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def check_parameters(model: Any, files: Sequence[Path]) -> None:
+    """Refuse parameters that were stored as something else than floating-point numbers, or that are not finite.
+
+    Args:
+        model: of transformers, loaded.
+        files: what it was loaded from.
+
+    Raises:
+        UserError: names the file and the tensor.
+    """
+    names = dict(model.named_parameters())
+    for file in files:
+        if file.suffix != ".safetensors":
+            continue
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dictionary
+                dtype = tensors.get_slice(name).get_dtype()
+                if dtype not in _FLOATS and (name in names or f"{model.base_model_prefix}.{name}" in names):
+                    raise UserError(f"{file}: {name} has dtype {dtype}", "give weights in fp32, fp16 or bf16")
+    for name, parameter in names.items():
+        if not torch.isfinite(parameter).all():
+            raise UserError(f"{files[0]}: {name} holds NaN or infinity", "fetch or train the checkpoint again")
