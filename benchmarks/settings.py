@@ -79,7 +79,13 @@ def named_trees(settings: BenchSettings, engine: Engine) -> list[Tree]:
     limits = engine.limits
     found: list[Tree] = []
     for tree in (*engine.trees, *map(load_tree, settings.trees)):
-        check_tree(tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
+        check_tree(
+            tree,
+            heads=limits.heads,
+            topk=limits.topk,
+            max_tree_nodes=limits.max_tree_nodes,
+            lookup=limits.lookup,
+        )
         if tree.paths in [known.paths for known in found]:
             continue
         same = sum(known.name == tree.name for known in found)

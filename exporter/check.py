@@ -138,6 +138,8 @@ class GraphSession:
             options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # the other widens all weights first
         self._session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         self._outputs = [value.name for value in self._session.get_outputs()]
+        self._has_history = any(value.name == "history" for value in self._session.get_inputs())
+        self._history_rows = shape.cache_rows if shape.fixed else None
         nodes = shape.max_tree_nodes if shape.fixed else 1
         self._paths = np.full((nodes, shape.depth + 1), -1)
         self._tree = np.zeros(nodes, dtype=np.int64)
@@ -166,6 +168,8 @@ class GraphSession:
             "stop_ids": self._stop_ids,
             **self._state,
         }
+        if self._has_history:  # says nothing about logits
+            feed["history"] = np.zeros(self._history_rows or int(position_ids[-1]), dtype=np.int64)
         named = dict(zip(self._outputs, self._session.run(None, feed), strict=True))
         for name in self._state:
             source = name.replace("past_", "present_", 1) if "." in name else f"next_{name}"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, PRECISIONS, ExportSettings
+from medusa_engine.exporter.settings import DEFAULT_LOOKUP, DEFAULT_MAX_LENGTH, MOST_LOOKUP, PRECISIONS, ExportSettings
 from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.manifest import TARGET_DTYPES
 from medusa_engine.runtime.policy import POLICIES, TYPICAL_NOTE
@@ -57,6 +57,21 @@ def build_parser() -> argparse.ArgumentParser:
         default=ExportSettings.topk,
         help="ranks each head offers; default: %(default)s",
     )
+    parser.add_argument(
+        "--no-heads",
+        action="store_true",
+        help="export any model without heads: the context alone proposes, and trees have lookup nodes only",
+    )
+    lookup = parser.add_mutually_exclusive_group()
+    lookup.add_argument(
+        "--lookup-depth",
+        type=int,
+        metavar="N",
+        help=f"lookup nodes that trees may have, at most {MOST_LOOKUP}: the tokens that followed where the end of the"
+        " context occurred before; default: as many as heads,"
+        f" {DEFAULT_LOOKUP} without",
+    )
+    lookup.add_argument("--no-lookup", action="store_false", dest="lookup", help="leave lookup out of the graphs")
     parser.add_argument(
         "--acceptance",
         type=_names,

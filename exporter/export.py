@@ -26,7 +26,7 @@ from medusa_engine.exporter.experts import dense_experts
 from medusa_engine.exporter.family import cache_sizes
 from medusa_engine.exporter.generation_note import generation_note
 from medusa_engine.exporter.head_checkpoint import load_heads
-from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
+from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, no_heads, untrained_heads
 from medusa_engine.exporter.rope import fixed_positions, fixed_rope
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
@@ -59,8 +59,8 @@ def export(settings: ExportSettings) -> Path:
     """
     check_settings(settings)
     trees = _load_trees(settings.trees)
-    if settings.untrained_heads is not None:  # of other heads the number is known when they are loaded
-        _check_trees(trees, settings, settings.untrained_heads)
+    if settings.no_heads or settings.untrained_heads is not None:  # else the number is known when they are loaded
+        _check_trees(trees, settings, settings.untrained_heads or 0)
     source = checkpoint.find_source(settings.model)
     target = settings.output or Path("engines") / source.name.lower()
     place = target.resolve()  # what is checked is what is replaced: `..` and links are followed here, once
@@ -74,11 +74,12 @@ def export(settings: ExportSettings) -> Path:
     with _stage(f"loading {source.path}"):
         model = checkpoint.load_model(source, settings.dtype)
         config, architecture = model.config.get_text_config(), type(model).__name__
-        heads = (
-            load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
-            if heads_path
-            else untrained_heads(settings.untrained_heads, config.hidden_size).to(dtype)
-        )
+        if heads_path:
+            heads = load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
+        elif settings.no_heads:
+            heads = no_heads(config.hidden_size).to(dtype)
+        else:
+            heads = untrained_heads(settings.untrained_heads, config.hidden_size).to(dtype)
         check_backbone(heads, source.weight_files())
         with _traceable(source, architecture):
             limits = _limits(settings, model, heads)
@@ -159,12 +160,18 @@ def _load_trees(paths: Sequence[Path]) -> list[Tree]:
 
 def _check_trees(trees: Sequence[Tree], settings: ExportSettings, heads: int) -> None:
     for tree in trees:
-        check_tree(tree, heads=heads, topk=settings.topk, max_tree_nodes=settings.max_tree_nodes)
+        check_tree(
+            tree,
+            heads=heads,
+            topk=settings.topk,
+            max_tree_nodes=settings.max_tree_nodes,
+            lookup=settings.lookup_nodes(heads),
+        )
 
 
 def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | None:
-    """Where the heads are, or None for untrained ones."""
-    if settings.untrained_heads:
+    """Where the heads are, or None for untrained ones and for none."""
+    if settings.untrained_heads or settings.no_heads:
         return None
     if settings.heads is not None:
         path = Path(settings.heads).expanduser()
@@ -172,7 +179,7 @@ def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | N
     if source.heads is None:
         raise UserError(
             f"{settings.model}: has no Medusa heads",
-            "give --heads, or --untrained-heads K to export without trained ones",
+            "give --heads, --no-heads to let the context alone propose, or --untrained-heads K",
         )
     return source.heads
 
@@ -196,23 +203,25 @@ def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
             f"--top-k {settings.topk} is more than the {choices} tokens the heads choose from",
             f"give at most {choices}",
         )
-    sizes = cache_sizes(model)
+    lookup, sizes = settings.lookup_nodes(heads.heads), cache_sizes(model)
+    depth = max(heads.heads, lookup)
     return Limits(
         layers=sizes.layers,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
-        cache_rows=max(cache_rows(settings.target, max_length, heads.heads, settings.max_tree_nodes), EXAMPLE_ROWS),
+        cache_rows=max(cache_rows(settings.target, max_length, depth, settings.max_tree_nodes), EXAMPLE_ROWS),
         max_length=max_length,
         heads=heads.heads,
         topk=settings.topk,
         max_tree_nodes=settings.max_tree_nodes,
         vocab_size=config.vocab_size,
+        lookup=lookup,
     )
 
 
 def _write_tree(path: Path, tree: Tree) -> None:
     """From what was read and checked: the user's file may be a pipe, or may have changed."""
-    document = {"name": tree.name, "paths": tree.paths, **tree.metadata}
+    document = {"name": tree.name, "paths": tree.document(), **tree.metadata}
     path.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

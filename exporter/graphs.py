@@ -38,7 +38,7 @@ PASS_OUTPUTS = (
     "next_pending_rows",
     "next_pending_count",
 )
-POLICY_OUTPUTS = ("next_proposal",)  # of some graphs
+POLICY_OUTPUTS = ("next_proposal", "next_history")  # of some graphs
 LOGITS_OUTPUT = "logits"
 
 _INLINE_BYTES = 1024  # smaller tensors stay in the graph file

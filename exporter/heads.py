@@ -88,11 +88,16 @@ def untrained_heads(heads: int, hidden: int, *, layers: int = 1) -> HeadWeights:
     )
 
 
+def no_heads(hidden: int) -> HeadWeights:
+    """Weights of no heads: lookup alone proposes."""
+    return replace(untrained_heads(0, hidden), source="none")
+
+
 class MedusaHeads(torch.nn.Module):
     """K residual heads: head j guesses token t+j+2 from the hidden state at t (arXiv 2401.10774, section 2.1.1).
 
     Args:
-        weights: the heads.
+        weights: the heads; of none, nothing is to be called.
         lm_head: the backbone's projection, used where the heads have none of their own.
     """
 

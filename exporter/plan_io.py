@@ -21,6 +21,7 @@ def plan_io(manifest: Manifest, acceptance: str, stop_count: int) -> tuple[Tenso
     nodes, path = limits.max_tree_nodes, limits.depth + 1
     cache = (1, limits.kv_heads, limits.cache_rows, limits.head_dim)
     layers = range(limits.layers)
+    history = ("int64", (limits.cache_rows,))
     inputs = {
         "input_ids": ("int64", (1, FREE)),
         "position_ids": ("int64", (1, FREE)),
@@ -35,6 +36,7 @@ def plan_io(manifest: Manifest, acceptance: str, stop_count: int) -> tuple[Tenso
         "token_budget": ("int64", (1,)),
         "finished": ("bool", (1,)),
         **_policy_inputs(acceptance, limits.cache_rows),
+        **({"history": history} if limits.lookup else {}),
         **{f"past_{kind}.{layer}": (manifest.dtype, cache) for kind in ("key", "value") for layer in layers},
     }
     outputs = {
@@ -47,6 +49,7 @@ def plan_io(manifest: Manifest, acceptance: str, stop_count: int) -> tuple[Tenso
         "next_past_length": ("int64", (1,)),
         "next_pending_rows": ("int64", (path,)),
         "next_pending_count": ("int64", (1,)),
+        **({"next_history": history} if limits.lookup else {}),
         **{f"present_{kind}.{layer}": (manifest.dtype, cache) for kind in ("key", "value") for layer in layers},
     }
     return tuple(

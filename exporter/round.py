@@ -14,6 +14,7 @@ from medusa_engine.exporter.acceptance import AcceptedPath, paths_of
 from medusa_engine.exporter.attention import Mask, additive_mask
 from medusa_engine.exporter.cache import StaticCache, in_place_of_nan
 from medusa_engine.exporter.heads import MedusaHeads
+from medusa_engine.exporter.lookup import context_of, look_up
 from medusa_engine.exporter.penalty import PenaltyInputs, penalise
 from medusa_engine.exporter.policies import TypicalInputs, judge
 from medusa_engine.exporter.rejection import RejectionInputs, draw_drafts
@@ -99,7 +100,7 @@ class Round(torch.nn.Module):
         proposal: torch.Tensor,  # [K, V] fp32
         accept_uniforms: torch.Tensor,  # [R] fp32, traced as a size of its own
         draft_uniforms: torch.Tensor,  # [2K] fp32
-        history: torch.Tensor,  # [T]
+        history: torch.Tensor,  # [T]: tokens before the root of this pass; with fixed shapes [S_max], by position
         repetition_penalty: torch.Tensor,  # [1] fp32
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
@@ -138,7 +139,7 @@ class Round(torch.nn.Module):
                     chosen[variant] = verdict.tokens
 
         out = {"logits": logits}
-        blocks = self.heads.blocks()
+        blocks = self.heads.blocks() if self.shape.heads else None
         for variant, acceptance in accepted.items():
             winning_row, path_rows, count = (
                 acceptance.pop("winning_row"),
@@ -151,14 +152,27 @@ class Round(torch.nn.Module):
                 head_logits = self.heads.full_logits(frontier, self.shape.vocab_size, blocks)
                 tokens, acceptance["next_proposal"] = draw_drafts(head_logits, sampling, draft_uniforms, count)
                 ranked = tokens[:, None].expand(-1, self.shape.topk)  # a chain has rank 0 alone
-            else:
+            elif self.shape.heads:
                 ranked = self.heads.rank(frontier, self.shape.topk, blocks)  # [K, TOPK]
-            candidates = torch.cat([next_root[variant], ranked.reshape(-1)])  # by slot, [1 + K*TOPK]
-            # depth of a candidate slot: 0 for the root, j+1 for the slots of head j
+            candidates = [next_root[variant]]  # by slot
+            if self.shape.heads:
+                candidates.append(ranked.reshape(-1))  # [K*TOPK]
+            # depth of a candidate slot: 0 for the root, j+1 for the slots of head j, d for the lookup of depth d
             next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
+            if self.shape.lookup:
+                if fixed:  # it keeps the history itself: rows of a tree write where other tokens are to come
+                    known = history.scatter(0, position_ids[0], input_ids[0])
+                else:
+                    known = torch.cat([history, torch.zeros(self.shape.depth + 2, dtype=torch.int64)])
+                context = context_of(known, root_position, acceptance["accepted_tokens"], count, next_root[variant])
+                if fixed:
+                    acceptance["next_history"] = context
+                candidates.append(look_up(context, root_position + count, self.shape.lookup))
+                of_heads = self.shape.heads * self.shape.topk
+                next_depth = torch.where(tree_indices > of_heads, tree_indices - of_heads, next_depth)
             outputs = acceptance | {
                 "next_finished": acceptance["next_finished"] | (next_root[variant] < 0),
-                "next_input_ids": candidates.index_select(0, tree_indices)[None],
+                "next_input_ids": torch.cat(candidates).index_select(0, tree_indices)[None],
                 "next_position_ids": (root_position + count + next_depth)[None],
                 # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
                 "next_past_length": root_position,

@@ -16,10 +16,11 @@ class RoundShape:
     Attributes:
         layers, kv_heads, head_dim: of the cache.
         cache_rows: S_max.
-        heads: K; the deepest tree has depth K, pending_rows has D+1 = K+1 entries.
+        heads: K, may be 0 where there is lookup.
         topk: TOPK, ranks each head offers.
         max_tree_nodes: N of every tree where shapes are fixed.
         vocab_size: V.
+        lookup: lookup nodes offered; the deepest tree has depth D = max(heads, lookup), pending_rows D+1 entries.
         stop_ids: S where shapes are fixed.
         fixed: every size but N and R is fixed, attention covers the whole cache, and nothing depends on data: for
             TensorRT. Else the numbers of rows, paths and candidates are free, and attention reads the live rows alone.
@@ -35,6 +36,7 @@ class RoundShape:
     topk: int
     max_tree_nodes: int
     vocab_size: int
+    lookup: int = 0
     stop_ids: int = 1
     fixed: bool = False
     exact: bool = False
@@ -51,6 +53,7 @@ class RoundShape:
             topk=limits.topk,
             max_tree_nodes=limits.max_tree_nodes,
             vocab_size=limits.vocab_size,
+            lookup=limits.lookup,
             stop_ids=max(1, stop_ids),
             fixed=fixed,
             exact=exact,
@@ -59,7 +62,7 @@ class RoundShape:
 
     @property
     def depth(self) -> int:
-        return self.heads
+        return max(self.heads, self.lookup)
 
     @property
     def cache_size(self) -> tuple[int, int, int, int]:

@@ -12,12 +12,16 @@ from medusa_engine.runtime.policy import GREEDY, POLICIES, REJECTION
 from medusa_engine.runtime.strict_json import shown
 
 DEFAULT_MAX_LENGTH = 2048
+DEFAULT_LOOKUP = 4
+MOST_LOOKUP = 64
 MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
 MOST_RANKS = {TENSORRT: 3840}  # k of its TopK
 INT8, INT4 = "int8", "int4"
 QUANTISED = (INT8, INT4)  # weight matrices of fewer bits; everything else is fp32
 # as users call them -> dtype of the cache and of what is computed with
 PRECISIONS = {"fp32": "float32", INT8: "float32", INT4: "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+_MOST = {"--untrained-heads": MOST_UNTRAINED_HEADS, "--lookup-depth": MOST_LOOKUP}
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,9 @@ class ExportSettings:
         trees: tree files; the first is the bundle's default tree.
         heads: folder, hub id or file of the heads; None where the model brings its own.
         untrained_heads: this many zero-initialised heads instead.
+        no_heads: export no heads: lookup alone proposes.
+        lookup: whether trees may have lookup nodes.
+        lookup_depth: how many; None for as many as there are heads, DEFAULT_LOOKUP without.
         output: bundle folder; None for engines/NAME.
         max_length: rows of the cache that may hold prompt and answer; None for DEFAULT_MAX_LENGTH, or the
             positions of the model if it has fewer.
@@ -45,6 +52,9 @@ class ExportSettings:
     trees: Sequence[Path]
     heads: str | None = None
     untrained_heads: int | None = None
+    no_heads: bool = False
+    lookup: bool = True
+    lookup_depth: int | None = None
     output: Path | None = None
     max_length: int | None = None
     max_tree_nodes: int = 64
@@ -54,6 +64,12 @@ class ExportSettings:
     target: str = ONNXRUNTIME
     precision: str | None = None
     force: bool = False
+
+    def lookup_nodes(self, heads: int) -> int:
+        """Lookup nodes that an export with so many heads offers."""
+        if not self.lookup:
+            return 0
+        return self.lookup_depth or heads or DEFAULT_LOOKUP
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -82,8 +98,12 @@ def check_settings(settings: ExportSettings) -> None:
         sizes["--max-length"] = settings.max_length
     if settings.untrained_heads is not None:
         sizes["--untrained-heads"] = settings.untrained_heads
+    if settings.lookup_depth is not None:
+        sizes["--lookup-depth"] = settings.lookup_depth
+        if not settings.lookup:
+            raise UserError("--lookup-depth and --no-lookup are given together", "give one of them")
     for option, value in sizes.items():
-        most = MOST_UNTRAINED_HEADS if option == "--untrained-heads" else LARGEST_LIMIT - 1
+        most = _MOST.get(option, LARGEST_LIMIT - 1)
         if not 1 <= value <= most:
             raise UserError(f"{option} is {value}", f"give a number from 1 to {most}")
     for policy in settings.acceptance:
@@ -91,7 +111,21 @@ def check_settings(settings: ExportSettings) -> None:
             raise UserError(f"--acceptance: there is no policy {shown(policy)}", f"give some of {','.join(POLICIES)}")
     if settings.heads and settings.untrained_heads:
         raise UserError("--heads and --untrained-heads are given together", "give one of them")
+    if settings.no_heads:
+        _check_no_heads(settings)
     _check_target(settings)
+
+
+def _check_no_heads(settings: ExportSettings) -> None:
+    for option, given in (("--heads", settings.heads), ("--untrained-heads", settings.untrained_heads)):
+        if given:
+            raise UserError(f"{option} and --no-heads are given together", "give one of them")
+    if not settings.lookup:
+        raise UserError("--no-heads and --no-lookup are given together: nothing would propose", "give one of them")
+    if REJECTION in settings.acceptance:
+        raise UserError(
+            f"--no-heads has no --acceptance {REJECTION}, whose drafts the heads draw", "give sample, which is as exact"
+        )
 
 
 def _check_target(settings: ExportSettings) -> None:

@@ -19,7 +19,6 @@ from medusa_engine.exporter.verify_passes import Pass, path_of
 from medusa_engine.exporter.verify_reference import Reference, Rows
 from medusa_engine.runtime.accept import accept_greedy
 from medusa_engine.runtime.manifest import Limits
-from medusa_engine.runtime.tree import TreePath
 
 Floats = npt.NDArray[np.float32]
 
@@ -45,7 +44,7 @@ class Difference:
     fault: bool
     round: int
     row: int
-    path: TreePath
+    path: tuple[int | str, ...]
     position: int
     reason: str
     engine_token: int | None = None
@@ -225,7 +224,7 @@ class _Judged:
         return self._difference("cache", row, reason, position=token)
 
     def wrong_draft(self, reference: Reference) -> tuple[int, Difference | None]:
-        """How many drafts are others at a near-tie, and the first that is wrong."""
+        """How many drafts of the heads are others at a near-tie, and the first that is wrong."""
         seen, topk = self._seen, self._limits.topk
         if seen.next_tree is None or len(seen.proposed) < 2:
             return 0, None
@@ -233,7 +232,7 @@ class _Judged:
         ranked, logits = reference.drafts(self._rows.hidden[winner], topk)
         near_ties = 0
         for place, slot in enumerate(seen.next_tree.tree_indices.tolist()):
-            if slot == 0:
+            if slot == 0 or slot > self._limits.heads * topk:  # the root, or looked up
                 continue
             head, rank = divmod(slot - 1, topk)
             token, expected = int(seen.proposed[place]), int(ranked[head, rank])
@@ -243,7 +242,7 @@ class _Judged:
             if abs(float(logits[head, expected] - logits[head, token])) <= limit:
                 near_ties += 1
                 continue
-            path = path_of(seen.next_tree, place, topk=topk)
+            path = path_of(seen.next_tree, place, topk=topk, heads=self._limits.heads)
             reason = (
                 f"head {head} lists token {token} at rank {rank} instead of {expected}, for row {place}, path"
                 f" {list(path)}, of the next tree"
@@ -274,7 +273,7 @@ class _Judged:
             fault=fault,
             round=self._seen.number,
             row=row,
-            path=path_of(self._seen.tree, row, topk=self._limits.topk),
+            path=path_of(self._seen.tree, row, topk=self._limits.topk, heads=self._limits.heads),
             position=at,
             reason=reason,
             engine_token=other,

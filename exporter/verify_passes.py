@@ -19,7 +19,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, Manifest
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.rounds import PLAIN, Decoding, Plans
-from medusa_engine.runtime.tree import TreeBuffers, TreePath, compile_tree
+from medusa_engine.runtime.tree import LOOKUP_TEXT, TreeBuffers, compile_tree
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -52,10 +52,11 @@ class Pass:
     cache: Mapping[str, npt.NDArray[Any]]
 
 
-def path_of(tree: TreeBuffers, row: int, *, topk: int) -> TreePath:
-    """Ranks from the root to a packed row."""
+def path_of(tree: TreeBuffers, row: int, *, topk: int, heads: int) -> tuple[int | str, ...]:
+    """Ranks from the root to a packed row, "L" where it was looked up."""
     above = np.flatnonzero(tree.tree_mask[row])  # ancestors and the row itself: packed order sorts by depth
-    return tuple(int(slot - 1) % topk for slot in tree.tree_indices[above] if slot > 0)
+    slots = [int(slot) for slot in tree.tree_indices[above] if slot > 0]
+    return tuple((slot - 1) % topk if slot <= heads * topk else LOOKUP_TEXT for slot in slots)
 
 
 def run_passes(

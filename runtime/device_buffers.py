@@ -24,6 +24,7 @@ FEEDBACK = {
     "next_token_budget": "token_budget",
     "next_finished": "finished",
 }
+HISTORY = {"next_history": "history"}  # of plans with lookup: fed back too, but never read by the host
 PUBLISHED = ("accepted_tokens", "accepted_count")
 TREE_INPUTS = ("tree_mask", "logit_rows", "retrieve_indices", "tree_indices", "stop_ids")
 POLICY_INPUTS = {
@@ -103,7 +104,7 @@ class DeviceBuffers:
     @property
     def feedback(self) -> tuple[int, int, int]:
         """The copy that hands a pass's state to the next: target, source, bytes."""
-        first, last = next(iter(FEEDBACK)), list(FEEDBACK)[-1]
+        first, last = next(iter(FEEDBACK)), [name for name in (*FEEDBACK, *HISTORY) if name in self.places][-1]
         source = self.address(first)
         return self.address(FEEDBACK[first]), source, self.address(last) + self.places[last].count - source
 
@@ -155,12 +156,14 @@ def lay_out(path: Path, plan: Plan, scratch_bytes: int) -> DeviceBuffers:
             end += -(-buffer.count // _ALIGNMENT) * _ALIGNMENT
 
     place(FEEDBACK.values())
+    place(name for name in HISTORY.values() if name in tensors)
     place(TREE_INPUTS)
     place(name for name in tensors if name in POLICY_INPUTS)
     place(STEP_INPUTS, kind="step", rows=1)
     place(CHUNK_INPUTS, kind="chunk", rows=chunk)
     staged = end
     place((*PUBLISHED, *FEEDBACK))
+    place(name for name in HISTORY if name in tensors)
     scratch = end
     end += -(-scratch_bytes // _ALIGNMENT) * _ALIGNMENT
     place(name for name in tensors if name.startswith(("past_key.", "past_value.")))
@@ -171,6 +174,8 @@ def _check_names(path: Path, plan: Plan, names: Iterable[str]) -> None:
     layers = range(plan.bundle.limits.layers)
     cache = [f"{time}_{kind}.{layer}" for time in ("past", "present") for kind in ("key", "value") for layer in layers]
     needed = {*FEEDBACK, *FEEDBACK.values(), *PUBLISHED, *TREE_INPUTS, *cache}
+    if plan.bundle.limits.lookup:
+        needed |= {*HISTORY, *HISTORY.values()}
     missing, strange = needed - set(names), set(names) - needed - POLICY_INPUTS
     if missing or strange:
         what = f"has no {min(missing)}" if missing else f"has an input or output {min(strange)}"

@@ -160,7 +160,7 @@ class DeviceState:
     # The cache between answers
 
     def copy_cache_rows(self, source: DeviceState, moves: Iterable[tuple[int, int, int]]) -> None:
-        """Copy rows of another state's cache, or of this one's, in order: each move is (from, to, rows).
+        """Copy rows of another state's cache, with its history, or of this one's, in order: each (from, to, rows).
 
         What the other does later waits for it on the device.
         """
@@ -182,6 +182,9 @@ class DeviceState:
                     self.stream,
                 )
         if source is not self:
+            if self.has("history"):  # the tokens of those rows, for lookup
+                count = self.buffers.places["history"].count
+                self._cuda.copy(self.buffers.address("history"), source.buffers.address("history"), count, self.stream)
             self._cuda.record(self._copied, self.stream)
             self._cuda.let_wait(source.stream, self._copied)
 

@@ -218,6 +218,11 @@ class Engine:
             return tree or self.tree
         if tree is None:
             return chain(min(self.limits.heads, self.limits.max_tree_nodes - 1))
+        if tree.lookup:
+            raise UserError(
+                f"tree {tree.name} has lookup nodes, but rejection accepts a chain of drafts that the heads drew",
+                f"leave out the tree, give a chain as [[0], [0, 0]], or choose --acceptance {SAMPLE}",
+            )
         if tree.widest_rank > 0:
             raise UserError(
                 f"tree {tree.name} has rank {tree.widest_rank}, but rejection accepts a chain: rank 0 alone",

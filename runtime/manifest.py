@@ -52,10 +52,11 @@ class Limits:
         cache_rows: S_max, rows of the cache buffers; `max_length` and the slack of the compaction body, for fixed
             shapes `max_tree_nodes` more.
         max_length: rows that may hold prompt and answer.
-        heads: K Medusa heads; a tree is at most that deep.
+        heads: K Medusa heads, as deep as the paths of ranks in a tree may be; 0 where lookup alone proposes.
         topk: ranks each head offers.
         max_tree_nodes: packed rows of a tree, root included.
         vocab_size: rows of the LM projection.
+        lookup: lookup nodes a tree may have: tokens that the context proposes; 0 without.
     """
 
     layers: int
@@ -67,11 +68,12 @@ class Limits:
     topk: int
     max_tree_nodes: int
     vocab_size: int
+    lookup: int = 0
 
     @property
     def depth(self) -> int:
         """D, edges of the longest path; `retrieve_indices` has D+1 columns."""
-        return self.heads
+        return max(self.heads, self.lookup)
 
     @property
     def cache_elements(self) -> int:
@@ -288,10 +290,12 @@ def cache_rows(target: str, max_length: int, depth: int, max_tree_nodes: int) ->
 
 
 def _limits(values: Mapping[str, Any], target: str, path: Path) -> Limits:
+    values = {"lookup": 0, **values}  # bundles that were exported before there was lookup have none
     expected = {field.name for field in fields(Limits)}
     for name in expected:
         value = values.get(name)
-        if type(value) is not int or not 0 < value < LARGEST_LIMIT:
+        least = 0 if name == "lookup" or (name == "heads" and values["lookup"]) else 1
+        if type(value) is not int or not least <= value < LARGEST_LIMIT:
             raise UserError(f'{path}: "limits.{name}" is {shown(value)}', _EXPORT_HINT)
     limits = Limits(**{name: values[name] for name in expected})
     least = cache_rows(target, limits.max_length, limits.depth, limits.max_tree_nodes)

@@ -309,9 +309,9 @@ class OnnxRuntimeState:
         inputs["pending_rows"] = before.pending_rows
         inputs["pending_count"] = before.pending_count
         inputs |= self._policy_inputs
-        if self._policy.penalises:
-            inputs["history"] = self.history[: before.past_length[0] + before.pending_count[0]]  # [T], before this pass
-        positions = inputs["position_ids"][0, inputs["logit_rows"]]  # [R]
+        positions = inputs["position_ids"][0, inputs["logit_rows"]]  # [R], the root's first
+        if self._policy.penalises or (kind == "round" and self._backend.limits.lookup):
+            inputs["history"] = self.history[: positions[0]]  # [T], before the root
         inputs |= drawn_inputs(self._policy, kind, positions, self._backend.limits.heads)
         outputs: dict[str, npt.NDArray[Any]] = {
             "accepted_tokens": after.accepted_tokens,

@@ -69,19 +69,28 @@ class TreePlan:
     """
 
     def __init__(self, tree: Tree, limits: Limits, *, verified_rows: int | None = None) -> None:
-        check_tree(tree, heads=limits.heads, topk=limits.topk, max_tree_nodes=limits.max_tree_nodes)
+        check_tree(
+            tree,
+            heads=limits.heads,
+            topk=limits.topk,
+            max_tree_nodes=limits.max_tree_nodes,
+            lookup=limits.lookup,
+        )
         self.tree = tree
         self._limits = limits
         self._most = min(tree.nodes, verified_rows or tree.nodes)
         self._by_rows: dict[int, TreeBuffers] = {}
-        self.full = compile_tree(tree, topk=limits.topk, depth=limits.depth)
+        self.full = self._compiled(tree)
 
     def fit(self, rows: int) -> TreeBuffers:
         """Buffers of the tree's first `rows` packed rows, or of all that a round verifies if they are no more."""
         rows = min(rows, self._most)
         if rows not in self._by_rows:
-            self._by_rows[rows] = compile_tree(self.tree.shrunk(rows), topk=self._limits.topk, depth=self._limits.depth)
+            self._by_rows[rows] = self._compiled(self.tree.shrunk(rows))
         return self._by_rows[rows]
+
+    def _compiled(self, tree: Tree) -> TreeBuffers:
+        return compile_tree(tree, topk=self._limits.topk, depth=self._limits.depth, heads=self._limits.heads)
 
     @property
     def used(self) -> Tree:

@@ -23,7 +23,7 @@ def statistics(generation: Generation, manifest: Manifest, *, speculation: bool,
         heads = "" if manifest.heads_trained else ", untrained: expect no speed-up from them"
         histogram = ", ".join(f"{n} x {size}" for size, n in sorted(Counter(generation.published_per_round).items()))
         mean = generation.generated_tokens / max(generation.rounds, 1)
-        lines.insert(0, f"heads              {manifest.limits.heads}{heads}")
+        lines.insert(0, f"heads              {f'{manifest.limits.heads}{heads}' if manifest.limits.heads else 'none'}")
         lines.append(f"tokens per round   {mean:.2f} over {generation.rounds} rounds ({histogram or 'none'})")
         rounds = ", ".join(f"{name} in {count} rounds" for name, count in generation.rounds_per_tree.items())
         lines.append(f"trees              {rounds or 'none'}; in use: {generation.tree}")

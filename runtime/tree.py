@@ -1,8 +1,10 @@
 """Medusa trees: read a path set, check it against an engine, derive the round's four buffers from it.
 
 A path is the tuple of head ranks from the root to a node: `(2, 0)` is the best token of head 1 below the
-third-best token of head 0. A tree is a prefix-closed set of paths; the root is implicit. Packed row 0 is the
-root and packed row `1 + i` is path `i` in canonical order, which sorts by (length, path).
+third-best token of head 0. A lookup node, `"L"` in a file and `LOOKUP` here, holds a token that the context itself
+proposes: `(LOOKUP, LOOKUP)` is the second token behind the earlier occurrence of what was written last. Lookup nodes
+stand behind the root or one another. A tree is a prefix-closed set of paths; the root is implicit. Packed row 0 is the
+root and packed row `1 + i` is path `i` in canonical order, which sorts by (length, path), lookup behind every rank.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from medusa_engine.runtime.strict_json import read_json, shown
 MAX_TREE_BYTES = 1 << 20
 SHIPPED_TREES = Path(__file__).parents[1] / "trees"
 RANK_LIMIT = 1 << 31
+LOOKUP = RANK_LIMIT  # stands in a path where others have a rank, and sorts behind them all
+LOOKUP_TEXT = "L"  # in files
 METADATA_KEYS = ("description", "source", "heads", "topk", "probabilities", "metadata")
 ACCEPTED_KEYS = ("paths", "name", *METADATA_KEYS)
 
 _SHOWN_RANKS = 8
 _FORMAT_HINT = 'write the tree as {"paths": [[0], [1], [0, 0]]} or as the list of paths alone'
+_LOOKUP_HINT = 'lookup nodes follow the root or one another: ["L"], ["L", "L"]'
 
 TreePath = tuple[int, ...]
 
@@ -52,7 +57,7 @@ class Tree:
         for path in self.paths:
             if (len(path), path) <= (len(previous), previous):
                 raise ValueError(f"paths are not in canonical order at {_path_text(path)}")
-            if path[:-1] not in known or path[-1] < 0:
+            if path[:-1] not in known or path[-1] < 0 or is_mixed(path):
                 raise ValueError(f"parent or rank of {_path_text(path)} is not valid")
             known.add(path)
             previous = path
@@ -64,13 +69,33 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Edges on the longest path, that is how many heads the tree uses; 0 for the root alone."""
+        """Edges on the longest path; 0 for the root alone."""
         return len(self.paths[-1]) if self.paths else 0
 
     @property
+    def heads(self) -> int:
+        """How many heads the tree uses: edges on the longest path of ranks."""
+        return max((len(path) for path in self.paths if LOOKUP not in path), default=0)
+
+    @property
+    def lookup(self) -> int:
+        """Lookup nodes, which are a chain."""
+        return sum(LOOKUP in path for path in self.paths)
+
+    @property
     def widest_rank(self) -> int:
-        """Largest rank of any path; -1 for the root alone."""
-        return max((path[-1] for path in self.paths), default=-1)
+        """Largest rank of any path; -1 where there is none."""
+        return max((path[-1] for path in self.paths if LOOKUP not in path), default=-1)
+
+    def document(self) -> list[list[int | str]]:
+        """The paths as a file has them."""
+        return [[LOOKUP_TEXT if step == LOOKUP else step for step in path] for path in self.paths]
+
+    @property
+    def sizes(self) -> str:
+        """For people: `6 nodes, 2 heads, 3 lookup nodes`."""
+        parts = [(self.nodes, "node", True), (self.heads, "head", not self.lookup), (self.lookup, "lookup node", False)]
+        return ", ".join(f"{count} {what}{'s' * (count != 1)}" for count, what, always in parts if count or always)
 
     def shrunk(self, rows: int) -> Tree:
         """The tree of the first `rows` packed rows, prefix-closed because shorter paths come first.
@@ -92,6 +117,21 @@ class Tree:
         return Tree(self.paths[: rows - 1], f"{self.name}[:{rows}]")
 
 
+def step_text(step: int) -> str:
+    """An entry of a path for people: its rank, or L."""
+    return LOOKUP_TEXT if step == LOOKUP else str(step)
+
+
+def path_of(entry: Iterable[int | str]) -> TreePath:
+    """The path of an entry of a tree file, which is not checked."""
+    return tuple(LOOKUP if step == LOOKUP_TEXT else int(step) for step in entry)
+
+
+def is_mixed(path: TreePath) -> bool:
+    """Whether a path has both ranks and lookup nodes, which no tree may."""
+    return LOOKUP in path and path.count(LOOKUP) < len(path)
+
+
 def chain(depth: int) -> Tree:
     """The tree of one path of rank 0, of `depth` edges."""
     return Tree(tuple((0,) * length for length in range(1, depth + 1)), "chain")
@@ -104,7 +144,8 @@ class TreeBuffers:
     Attributes:
         tree_mask: [N, N] bool, `[u, v]` is true where row v is row u or one of its ancestors.
         position_offsets: [N] int64, depth of the row; its logical position is past_length + offset.
-        tree_indices: [N] int64, candidate slot: 0 for the root, `1 + j * topk + r` for rank r of head j.
+        tree_indices: [N] int64, candidate slot: 0 for the root, `1 + j * topk + r` for rank r of head j (from 0),
+            `heads * topk + d` for the lookup node of depth d (from 1).
         retrieve_indices: [paths, depth + 1] int64, rows from the root to each leaf, leaves in canonical
             order, padded with -1.
     """
@@ -149,8 +190,8 @@ def parse_tree(document: object, source: str) -> Tree:
         source: where it came from (a file name), named in every error.
 
     Raises:
-        UserError: unknown key, an entry that is no path of integer ranks in 0 … 2**31 - 1, a path given
-            twice, or one whose prefix is missing; names the entry and its value.
+        UserError: unknown key, an entry that is no path of integer ranks in 0 … 2**31 - 1 or of "L" alone, a path
+            given twice, or one whose prefix is missing; names the entry and its value.
     """
     name = PurePath(source).name.removesuffix(".json")
     if not name or not name.isprintable():
@@ -187,22 +228,29 @@ def parse_tree(document: object, source: str) -> Tree:
     return Tree(tuple(sorted(seen, key=lambda path: (len(path), path))), name, metadata)
 
 
-def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int) -> None:
+def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int, lookup: int = 0) -> None:
     """Refuse a tree that an engine cannot run.
 
     Args:
-        heads: Medusa heads of the engine; paths may be that long.
+        heads: Medusa heads of the engine; paths of ranks may be that long.
         topk: candidates the engine keeps per head; ranks run from 0 to topk - 1.
         max_tree_nodes: packed rows a round of the engine may have, root included.
+        lookup: lookup nodes the engine offers.
 
     Raises:
         UserError: names the tree's value, the engine's limit and the export option that raises it.
     """
-    if tree.depth > heads:
+    if tree.heads > heads:
         raise UserError(
-            f"tree {tree.name} has depth {tree.depth}, but the engine has {heads} heads",
+            f"tree {tree.name} has depth {tree.heads}, but the engine has {heads} heads",
             f"use a tree whose paths have at most {heads} ranks, or export a checkpoint with "
-            f"{tree.depth} heads (medusa-export --heads or --untrained-heads)",
+            f"{tree.heads} heads (medusa-export --heads or --untrained-heads)",
+        )
+    if tree.lookup > lookup:
+        offered = f"offers {lookup}" if lookup else "was exported without lookup"
+        raise UserError(
+            f"tree {tree.name} has {tree.lookup} lookup nodes, but the engine {offered}",
+            f"use a tree with fewer, or export with medusa-export --lookup-depth {tree.lookup}",
         )
     if tree.widest_rank >= topk:
         raise UserError(
@@ -216,27 +264,30 @@ def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int) -> Non
         )
 
 
-def compile_tree(tree: Tree, *, topk: int, depth: int) -> TreeBuffers:
+def compile_tree(tree: Tree, *, topk: int, depth: int, heads: int | None = None) -> TreeBuffers:
     """Derive all four buffers of a round from the tree's path set.
 
     Takes memory of N * N bytes: run `check_tree` on a user's tree first.
 
     Args:
         topk: candidates the engine keeps per head, above every rank of the tree.
-        depth: edges the engine's paths can have (its heads), at least the tree's depth.
+        depth: D, edges the engine's paths can have, at least the tree's depth.
+        heads: of the engine, behind whose candidate slots those of lookup lie; None for `depth`.
 
     Returns:
         TreeBuffers with N = tree.nodes rows and one retrieve row of depth + 1 columns per leaf.
 
     Raises:
-        ValueError: the tree is deeper than `depth` or has a rank of at least `topk`.
+        ValueError: the tree is deeper than `depth`, has longer paths of ranks than `heads` or a rank of at least
+            `topk`.
 
     Source: tree attention, arXiv 2401.10774, section 2.1.2.
     """
-    if tree.depth > depth or tree.widest_rank >= topk:
+    heads = depth if heads is None else heads
+    if tree.depth > depth or tree.heads > heads or tree.widest_rank >= topk:
         raise ValueError(
             f"a tree of depth {tree.depth} and widest rank {tree.widest_rank} "
-            f"does not fit depth {depth} and topk {topk}"
+            f"does not fit depth {depth}, {heads} heads and topk {topk}"
         )
     row_of = {path: row for row, path in enumerate(((), *tree.paths))}
     parents = {path[:-1] for path in tree.paths}
@@ -249,7 +300,10 @@ def compile_tree(tree: Tree, *, topk: int, depth: int) -> TreeBuffers:
         row = row_of[path]
         tree_mask[row] |= tree_mask[row_of[path[:-1]]]
         position_offsets[row] = len(path)
-        tree_indices[row] = 1 + (len(path) - 1) * topk + path[-1]
+        if path[-1] == LOOKUP:
+            tree_indices[row] = heads * topk + len(path)
+        else:
+            tree_indices[row] = 1 + (len(path) - 1) * topk + path[-1]
     for index, leaf in enumerate(leaves):
         retrieve_indices[index, : len(leaf) + 1] = [row_of[leaf[:edges]] for edges in range(len(leaf) + 1)]
     for buffer in (tree_mask, position_offsets, tree_indices, retrieve_indices):
@@ -262,9 +316,16 @@ def _parse_path(entry: object, where: str) -> TreePath:
         raise UserError(f"{where} is not a list of ranks: {shown(entry)}", _FORMAT_HINT)
     if not entry:
         raise UserError(f"{where} is an empty path (the root is implicit)", "remove the empty path")
+    if LOOKUP_TEXT in entry:
+        path = tuple(LOOKUP if step == LOOKUP_TEXT else step for step in entry)
+        if is_mixed(path):
+            raise UserError(f"{where} mixes lookup nodes with others", _LOOKUP_HINT)
+        return path
     for rank in entry:
         if isinstance(rank, str):
-            raise UserError(f"{where} holds the string rank {shown(rank)}", "write ranks as bare integers")
+            raise UserError(
+                f"{where} holds the string rank {shown(rank)}", 'write ranks as bare integers, lookup nodes as "L"'
+            )
         if isinstance(rank, bool) or not isinstance(rank, int):
             raise UserError(f"{where} holds {shown(rank)}, which is not an integer rank", _FORMAT_HINT)
         if rank < 0:
@@ -288,5 +349,5 @@ def _check_prefixes(paths: Iterable[TreePath], source: str) -> None:
 
 
 def _path_text(path: TreePath) -> str:
-    ranks = ", ".join(shown(rank) for rank in path[:_SHOWN_RANKS])
+    ranks = ", ".join(shown(LOOKUP_TEXT if rank == LOOKUP else rank) for rank in path[:_SHOWN_RANKS])
     return f"[{ranks}]" if len(path) <= _SHOWN_RANKS else f"[{ranks}, … {len(path)} ranks]"

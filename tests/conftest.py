@@ -106,6 +106,17 @@ def shared_heads(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 @pytest.fixture(scope="session")
+def no_heads(own_heads: Exported) -> Exported:
+    """The model of `own_heads` without heads: lookup of four tokens alone; greedy and sample."""
+    from tiny_models import export
+
+    tree = own_heads.checkpoint / "lookup.json"
+    tree.write_text('[["L"], ["L", "L"], ["L", "L", "L"]]')
+    options = ("--no-heads", "--max-length", "100", "--max-tree-nodes", "8", "--acceptance", "sample")
+    return export(own_heads.checkpoint, own_heads.checkpoint / "no_heads", *options, tree=tree)
+
+
+@pytest.fixture(scope="session")
 def zero_heads(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Tied embeddings; four zero-initialised heads, which repeat the LM head's own guess."""
     from tiny_models import export, random_llama

@@ -99,6 +99,8 @@ def io_of(bundle: Path, manifest: Manifest, acceptance: str) -> list[Tensor]:
     for name, shape in state.items():
         outputs[f"next_{name}"] = ("int64", tuple(nodes if size < 0 else size for size in shape))
     outputs["next_finished"] = ("bool", (1,))
+    if limits.lookup:
+        inputs["history"] = outputs["next_history"] = ("int64", (limits.cache_rows,))
     cache = (manifest.dtype, (1, limits.kv_heads, limits.cache_rows, limits.head_dim))
     for layer in range(limits.layers):
         for kind in ("key", "value"):
@@ -280,14 +282,20 @@ class FakeContext:
             if not self.engine.fixed:
                 policy = _free(inputs, policy)
             session = self.engine.sessions[policy]
+            given = {value.name for value in session.get_outputs()}
             binding = session.io_binding()
             for name, array in ((value.name, inputs[value.name]) for value in session.get_inputs()):
                 binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-            for name, tensor in io.items():
-                if tensor.mode == "output":
+            for name in io:
+                if name in given:
                     array = view(name)
                     binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
             session.run_with_iobinding(binding)
+            if "next_history" not in given and "next_history" in io:  # a graph for ONNX Runtime keeps none
+                root, count = len(inputs["history"]), int(view("accepted_count")[0])
+                history = view("next_history")
+                history[:root] = inputs["history"]
+                history[root : root + count] = view("accepted_tokens")[:count]
 
         return run
 
@@ -295,6 +303,10 @@ class FakeContext:
 def _free(inputs: dict[str, Any], policy: str) -> str:
     """Change a plan's inputs into those of a graph for ONNX Runtime; returns the policy whose graph takes them."""
     paths = inputs["retrieve_indices"]
+    if "history" in inputs:  # that of the tokens before the root, those of this chunk included
+        history, positions = inputs["history"].copy(), inputs["position_ids"][0]
+        history[positions] = inputs["input_ids"][0]
+        inputs["history"] = history[: positions[paths[0, 0]]]
     inputs["retrieve_indices"] = np.ascontiguousarray(paths[paths[:, 0] >= 0])
     if "uniforms" in inputs:
         rows = inputs["position_ids"][0, inputs["logit_rows"]]

@@ -66,6 +66,8 @@ class FixedProbe(RoundProbe):
         if "logits" in replaced:
             extra = np.zeros((size - len(replaced["logits"]), replaced["logits"].shape[1]), np.float32)
             replaced["logits"] = np.concatenate([replaced["logits"], extra])[-1 if chunk else 0 :]
+        if "history" in self._inputs:
+            replaced = {"history": np.zeros(self.limits.cache_rows, dtype=np.int64)} | replaced
         following = padded_tree(next_tree or tree, self.limits.max_tree_nodes, self.limits.max_tree_nodes)
         values = super().run(
             given, pending, padded, next_tree=following, keep_cache=keep_cache, stop_ids=stop_ids, **replaced

@@ -115,6 +115,8 @@ class RoundProbe:
             "stop_ids": np.zeros(0, dtype=np.int64),
             "token_budget": np.array([UNLIMITED]),
             "finished": np.array([False]),
+            # says nothing but what lookup proposes
+            "history": np.zeros(pending.staged + tree.position_offsets[tree.retrieve_indices[0, 0]], dtype=np.int64),
         }
         inputs |= replaced | self._cache
         outputs = self._session.run(self._outputs, {name: inputs[name] for name in inputs if name in self._inputs})

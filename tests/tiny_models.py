@@ -109,10 +109,11 @@ def save_heads(folder: Path, weights: HeadWeights) -> None:
     save_file(tensors, folder / HEADS_FILE)
 
 
-def export(checkpoint: Path, bundle: Path, *options: str) -> Exported:
-    """Run medusa-export with a small default tree and give what it wrote."""
-    tree = checkpoint / "a_tree.json"
-    tree.write_text(json.dumps([[0], [1], [0, 0]]))
+def export(checkpoint: Path, bundle: Path, *options: str, tree: Path | None = None) -> Exported:
+    """Run medusa-export with a tree file, or a small default tree, and give what it wrote."""
+    if tree is None:
+        tree = checkpoint / "a_tree.json"
+        tree.write_text(json.dumps([[0], [1], [0, 0]]))
     status = medusa_export(["--model", str(checkpoint), "--tree", str(tree), "--output", str(bundle), *options])
     assert status == 0
     return Exported(bundle, checkpoint)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree import LOOKUP, TreeBuffers
 
 
 def prefix_closure(paths: Iterable[Sequence[int]]) -> set[tuple[int, ...]]:
@@ -15,13 +15,16 @@ def prefix_closure(paths: Iterable[Sequence[int]]) -> set[tuple[int, ...]]:
     return {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
 
 
-def check_tree_buffers(buffers: TreeBuffers, row_paths: Sequence[tuple[int, ...]], *, topk: int, depth: int) -> None:
+def check_tree_buffers(
+    buffers: TreeBuffers, row_paths: Sequence[tuple[int, ...]], *, topk: int, depth: int, heads: int | None = None
+) -> None:
     """Check every buffer against the path of each packed row.
 
     Args:
         row_paths: path of packed row u, for u in 0 … N - 1; the root's is ().
         topk: candidates per head.
         depth: edges that the engine's paths can have.
+        heads: of the engine; None for `depth`.
 
     Raises:
         AssertionError: an invariant fails; the message starts with the name of the buffer.
@@ -49,6 +52,11 @@ def check_tree_buffers(buffers: TreeBuffers, row_paths: Sequence[tuple[int, ...]
         assert offset == len(row_paths[u]), f"position_offsets: row {u} is at offset {offset}"
 
     for u in rows:
+        if LOOKUP in row_paths[u]:
+            # Behind the root's slot and those of all heads, one for each depth.
+            slot = int(buffers.tree_indices[u]) - 1 - (depth if heads is None else heads) * topk
+            assert slot == len(row_paths[u]) - 1, f"tree_indices: lookup row {u} has slot {slot} of lookup"
+            continue
         # The slots of a row and its ancestors, nearest the root first, name one rank of each head in turn.
         line = [v for v in rows if row_paths[u][: len(row_paths[v])] == row_paths[v]]
         line.sort(key=lambda v: len(row_paths[v]))

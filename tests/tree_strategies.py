@@ -9,8 +9,10 @@ from medusa_engine.runtime.tree import Tree, parse_tree
 
 
 @st.composite
-def trees(draw: st.DrawFn, *, depth: int, topk: int, max_nodes: int) -> Tree:
+def trees(draw: st.DrawFn, *, depth: int, topk: int, max_nodes: int, lookup: int = 0) -> Tree:
     """A prefix-closed tree that an engine of these limits takes; often small, sometimes the root alone."""
     ranks = st.integers(0, topk - 1)
-    paths = draw(st.lists(st.lists(ranks, min_size=1, max_size=depth), max_size=max_nodes // 2))
-    return parse_tree([list(path) for path in prefix_closure(paths)], "a random tree").shrunk(max_nodes)
+    path = st.lists(ranks, min_size=1, max_size=depth)
+    paths = draw(st.lists(path, max_size=max_nodes // 2)) if depth else []
+    chain = [["L"] * length for length in range(1, 1 + draw(st.integers(0, lookup)))]
+    return parse_tree([*map(list, prefix_closure(paths)), *chain], "a random tree").shrunk(max_nodes)

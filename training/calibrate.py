@@ -41,6 +41,8 @@ def calibrate(
         raise UserError(f"max_new_tokens is {max_new_tokens}", "give 1 or more")
     if engine.limits.max_tree_nodes < 2:
         raise UserError("the engine runs no tree but the root", "export with medusa-export --max-tree-nodes 2 or more")
+    if not engine.limits.heads:
+        raise UserError("the engine has no heads to be looked at", "export it with --heads")
     most = engine.limits.max_length - 1
     for prompt in prompts:
         if len(prompt) > most:

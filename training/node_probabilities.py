@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json
-from medusa_engine.runtime.tree import MAX_TREE_BYTES, Tree, TreePath, tree_file
+from medusa_engine.runtime.tree import MAX_TREE_BYTES, Tree, TreePath, path_of, tree_file
 from medusa_engine.training.calibration import Calibration
 from medusa_engine.training.tree_search import path_mass
 
@@ -23,7 +23,7 @@ def probabilities_of_file(path: Path) -> dict[TreePath, float] | None:
     values = document.get("probabilities") if isinstance(document, dict) else None
     if not isinstance(document, dict) or values is None:
         return None
-    paths = [tuple(entry) for entry in document["paths"]]
+    paths = [path_of(entry) for entry in document["paths"]]
     if not isinstance(values, list) or len(values) != len(paths):
         raise UserError(f"{path}: there is not one probability for each of the {len(paths)} paths", _HINT)
     for value in values:
@@ -36,8 +36,12 @@ def calibrated_probabilities(tree: Tree, calibration: Calibration, counts: str) 
     """What a calibration says of a tree's nodes.
 
     Raises:
-        UserError: the tree is deeper or has larger ranks than what was calibrated.
+        UserError: the tree is deeper or has larger ranks than what was calibrated, or lookup nodes.
     """
+    if tree.lookup:
+        raise UserError(
+            f"tree {tree.name} has lookup nodes, which are not calibrated", "leave --calibration out to see the tree"
+        )
     if tree.depth > calibration.heads or tree.widest_rank >= calibration.topk:
         raise UserError(
             f"tree {tree.name} has depth {tree.depth} and ranks to {tree.widest_rank}, but the calibration has"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.tree import Tree, TreePath
+from medusa_engine.runtime.tree import Tree, TreePath, step_text
 from medusa_engine.training.tree_sketch import headline, percent
 
 FORMATS = (".svg", ".png")
@@ -58,7 +58,7 @@ def draw(tree: Tree, probabilities: Mapping[TreePath, float] | None, suffix: str
 
     Args:
         probabilities: of every path; None draws without them.
-        suffix: one of FORMATS. In an SVG the nodes have the ids node-root, node-0, node-0-1, ...
+        suffix: one of FORMATS. In an SVG the nodes have the ids node-root, node-0, node-0-1, node-L, ...
 
     Raises:
         UserError: the tree is too large to be looked at, or matplotlib is not installed.
@@ -115,8 +115,14 @@ def _draw_layers(axes: Any, tree: Tree, title: str, width: float, height: float)
     top = height - _TOP - _BOX_HEIGHT / 2
     for depth in range(tree.depth + 1):
         y = top - _LAYER * depth
-        axes.text(0.3, y, "root" if depth == 0 else f"head {depth - 1}", color=_FAINT, fontsize=8.5, va="center")
+        axes.text(0.3, y, _layer_name(tree, depth), color=_FAINT, fontsize=8.5, va="center")
         axes.plot((_LEFT - 0.1, width - 0.1), (y, y), color="#eef1f4", linewidth=0.8, zorder=0)
+
+
+def _layer_name(tree: Tree, depth: int) -> str:
+    if depth == 0:
+        return "root"
+    return f"head {depth - 1}" if depth <= tree.heads else f"lookup {depth}"
 
 
 def _draw_edges(
@@ -154,10 +160,10 @@ def _draw_node(
         edgecolor=_FAINT,
         linewidth=0.7,
         zorder=2,
-        gid="node-" + ("-".join(map(str, path)) if path else "root"),
+        gid="node-" + ("-".join(map(step_text, path)) if path else "root"),
     )
     axes.add_patch(box)
-    rank = str(path[-1]) if path else "root"
+    rank = step_text(path[-1]) if path else "root"
     if probabilities is None or not path:
         axes.text(x, y, rank, color=ink, fontsize=9, ha="center", va="center_baseline", zorder=3)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from medusa_engine.runtime.tree import Tree, TreePath
+from medusa_engine.runtime.tree import Tree, TreePath, step_text
 
 BAR_CELLS = 24
 
@@ -19,10 +19,10 @@ def sketch(tree: Tree, probabilities: Mapping[TreePath, float] | None) -> str:
     """
     lines = [headline(tree, probabilities), "root"]
     last_of = {path[:-1]: path for path in tree.paths}  # canonical order: the last child comes last
-    width = max((4 * len(path) + len(str(path[-1])) for path in tree.paths), default=0)
+    width = max((4 * len(path) + len(step_text(path[-1])) for path in tree.paths), default=0)
     for path in sorted(tree.paths):  # depth first
         stem = "".join("    " if last_of[path[: i - 1]] == path[:i] else "│   " for i in range(1, len(path)))
-        line = f"{stem}{'└── ' if last_of[path[:-1]] == path else '├── '}{path[-1]}"
+        line = f"{stem}{'└── ' if last_of[path[:-1]] == path else '├── '}{step_text(path[-1])}"
         if probabilities is not None:
             bar = "█" * round(BAR_CELLS * probabilities[path])
             line = f"{line:{width}}  {percent(probabilities[path]):>6}  {bar}".rstrip()
@@ -32,9 +32,8 @@ def sketch(tree: Tree, probabilities: Mapping[TreePath, float] | None) -> str:
 
 def headline(tree: Tree, probabilities: Mapping[TreePath, float] | None) -> str:
     """Name and sizes of a tree, and what it is expected to publish."""
-    heads = f"{tree.depth} head" if tree.depth == 1 else f"{tree.depth} heads"
     name = tree.name if len(tree.name) <= _NAME else f"{tree.name[: _NAME - 1]}…"
-    line = f"{name}: {tree.nodes} node{'s' * (tree.nodes > 1)}, {heads}"
+    line = f"{name}: {tree.sizes}"
     return line if probabilities is None else f"{line}, E[G] {1.0 + sum(probabilities.values()):.2f}"
 
 

@@ -11,6 +11,7 @@ from graph_probe import Arrays, Pending, RoundProbe, chunk_buffers
 from tiny_models import RIGGED_VOCAB, Exported, Rigged
 from tree_invariants import prefix_closure
 
+from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.tree import TreeBuffers, compile_tree, parse_tree
 
 MAX_LENGTH = 32
@@ -83,6 +84,36 @@ def test_trees_of_any_size_give_what_rounds_of_free_shapes_give(
         counts.add(int(answers[0]["accepted_count"][0]))
         tree = next_tree
     assert max(counts) > 1, "no draft was ever accepted"
+
+
+def test_a_round_keeps_the_history_that_it_looks_up_in(fixed: FixedProbe, rigged_heads: Rigged) -> None:
+    limits = fixed.limits
+    paths = [[0], [0, 0], *(["L"] * length for length in range(1, limits.lookup + 1))]
+    tree = compile_tree(parse_tree(paths, "both"), topk=limits.topk, depth=limits.depth, heads=limits.heads)
+    chunks = [[5, *rigged_heads.answer([5], 6)], [9, 2, 5, *rigged_heads.answer([5], 2)]]
+    fixed.reset()
+    pending, context = Pending(0, []), [*chunks[0], *chunks[1]]
+    history = np.random.default_rng(0).integers(0, RIGGED_VOCAB, limits.cache_rows)  # what another session left
+    for chunk in chunks:
+        buffers = chunk_buffers(len(chunk), limits.depth)
+        values = fixed.run(chunk, pending, buffers, next_tree=tree, history=history)
+        history, pending = values["next_history"], pending_of(values)
+    published = []
+    for _ in range(4):
+        root, *drafts = values["next_input_ids"][0].tolist()
+        looked_up = [
+            token
+            for token, path in zip(drafts, tree.tree_indices[1:], strict=True)
+            if path > limits.heads * limits.topk
+        ]
+        assert looked_up == lookup_tokens([*context, root], limits.lookup).tolist()
+        values = fixed.run([root, *drafts], pending_of(values), tree, next_tree=tree, history=history)
+        history, count = values["next_history"], int(values["accepted_count"][0])
+        context += values["accepted_tokens"][:count].tolist()
+        published.append(count)
+    assert history[: len(context)].tolist() == context
+    assert context == [*chunks[0], *chunks[1], *rigged_heads.answer(chunks[1], sum(published))]
+    assert max(published) > 2
 
 
 def test_the_largest_tree_runs_until_the_last_row_of_the_cache(fixed: FixedProbe, rigged_heads: Rigged) -> None:

@@ -41,13 +41,12 @@ class Graph:
         self.limits: Limits = self.manifest.limits
         self.model = onnx.load(folder / self.manifest.graphs[name], load_external_data=False)
         graph = self.model.graph
-        self.branches = {  # name of the attribute -> the branch of the one If
-            attribute.name: attribute.g for node in graph.node if node.op_type == "If" for attribute in node.attribute
-        }
-        self.nodes = [node for part in (graph, *self.branches.values()) for node in part.node]
+        self.choices = [node for node in graph.node if node.op_type == "If"]
+        self.branches = [attribute.g for node in self.choices for attribute in node.attribute]
+        self.nodes = [node for part in (graph, *self.branches) for node in part.node]
         self.producer = {output: node for node in self.nodes for output in node.output}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        values = [value for part in self.branches.values() for value in (*part.value_info, *part.output)]
+        values = [value for part in self.branches for value in (*part.value_info, *part.output)]
         values += [*graph.value_info, *graph.input, *graph.output]
         self.types = {value.name: value.type.tensor_type for value in values}
 
@@ -167,7 +166,9 @@ def test_inputs_and_outputs_have_the_names_shapes_and_dtypes_of_the_contract(fol
     }
     if is_round:
         expected |= {"retrieve_indices": (int64, [paths, slots]), "tree_indices": (int64, [next_rows])}
-        sizes = (rows, logit_rows, paths, next_rows, stop_ids)
+        known = inputs["history"][1][0]
+        expected |= {"history": (int64, [known])}
+        sizes = (rows, logit_rows, paths, next_rows, stop_ids, known)
         assert len(set(sizes)) == len(sizes), "sizes that vary on their own have one name"
         assert all(isinstance(size, str) for size in sizes), "a fixed size"
     assert inputs == expected
@@ -232,17 +233,17 @@ def test_the_step_has_no_heads(round_graph: Graph, step_graph: Graph) -> None:
 
 
 def test_a_round_that_proposes_the_root_alone_leaves_the_heads_out(round_graph: Graph, step_graph: Graph) -> None:
-    (choice,) = (node for node in round_graph.nodes if node.op_type == "If")
-    (greater, size) = (round_graph.producer[name] for name in (choice.input[0], "tree_size"))
-    assert (greater.op_type, size.op_type, list(size.input)) == ("Greater", "Size", ["tree_indices"])
-    heads, no_heads = round_graph.branches["then_branch"], round_graph.branches["else_branch"]
-    assert [node.op_type for node in no_heads.node] == ["Constant"]
-    used = {name for node in heads.node for name in node.input}
+    heads, lookup = ({part.name: part.g for part in choice.attribute} for choice in round_graph.choices)
+    for branches in (heads, lookup):
+        assert [node.op_type for node in branches["else_branch"].node] == ["Constant"]
+    assert "ScatterElements" in {node.op_type for node in lookup["then_branch"].node}
+    assert "ScatterElements" not in {node.op_type for node in heads["then_branch"].node}
+    used = {name for node in heads["then_branch"].node for name in node.input}
     elsewhere = {name for node in round_graph.model.graph.node for name in node.input}
     # Where heads share the LM projection, both use it; their other weights are read in the branch alone.
     own = round_graph.weights().keys() - step_graph.weights().keys()
     assert own <= used and not own & elsewhere
-    assert "TopK" in {node.op_type for node in heads.node}
+    assert "TopK" in {node.op_type for node in heads["then_branch"].node}
     assert "TopK" not in {node.op_type for node in round_graph.model.graph.node}
 
 

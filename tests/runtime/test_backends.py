@@ -101,6 +101,24 @@ def test_answers_are_those_of_greedy_decoding_for_every_tree(
             assert set(answer.round_trees) == {tree.name}
 
 
+def test_lookup_finds_what_recurs_in_prompt_and_answer(engine: Engine, rigged_heads: Rigged) -> None:
+    circle = [3, *rigged_heads.answer([3], len(rigged_heads.next_token) - 1)]
+    chain = parse_tree([["L"] * length for length in range(1, 5)], "lookup alone")
+    for prompt in ([*circle, *circle[:3]], [*circle[:30], 7, *circle[:3]]):
+        answer = engine.generate(prompt_ids=prompt, max_new_tokens=20, tree=chain, ignore_eos=True)
+        assert answer.token_ids == rigged_heads.answer(prompt, 20)
+        assert answer.published_per_round == [5, 5, 5, 5]
+    # In a conversation, and in a fork of it, what was answered before is found too.
+    with engine.session() as session:
+        first = session.generate(prompt_ids=[3], max_new_tokens=24, tree=TREES[0], ignore_eos=True).token_ids
+        prompt = [3, *first, 5, *first[:3]]
+        with session.fork() as fork:
+            for each in (session, fork):
+                answer = each.generate(prompt_ids=prompt, max_new_tokens=15, tree=chain, ignore_eos=True)
+                assert answer.token_ids == rigged_heads.answer(prompt, 15)
+                assert answer.published_per_round == [5, 5, 5]
+
+
 def test_plain_steps_give_the_same(engine: Engine, rigged_heads: Rigged) -> None:
     answer = engine.generate(prompt_ids=[3], max_new_tokens=20, speculation=False, ignore_eos=True)
     assert answer.token_ids == rigged_heads.answer([3], 20)

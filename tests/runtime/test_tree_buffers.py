@@ -100,6 +100,29 @@ def test_the_buffers_give_back_the_path_set_they_come_from(
     check_tree_buffers(buffers, [(), *tree.paths], topk=7, depth=depth)
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), max_size=6).map(prefix_closure),
+    st.integers(0, 5),
+    st.integers(3, 5),
+)
+def test_the_buffers_of_a_tree_with_lookup_nodes_keep_every_invariant(
+    paths: set[tuple[int, ...]], lookup: int, heads: int
+) -> None:
+    tree = tree_of([*paths, *(["L"] * length for length in range(1, lookup + 1))])
+    buffers = compile_tree(tree, topk=7, depth=5, heads=heads)
+    check_tree_buffers(buffers, [(), *tree.paths], topk=7, depth=5, heads=heads)
+
+
+def test_lookup_slots_lie_behind_those_of_all_heads() -> None:
+    buffers = compile_tree(tree_of([[0], ["L"], ["L", "L"], ["L", "L", "L"]]), topk=5, depth=3, heads=2)
+    assert buffers.tree_indices.tolist() == [0, 1, 11, 12, 13]
+    assert buffers.position_offsets.tolist() == [0, 1, 1, 2, 3]
+    assert buffers.retrieve_indices.tolist() == [[0, 1, -1, -1], [0, 2, 3, 4]]
+    with pytest.raises(ValueError, match="does not fit"):
+        compile_tree(tree_of([[0], [0, 0]]), topk=5, depth=3, heads=1)
+
+
 @pytest.mark.parametrize("file", sorted(path.name for path in SHIPPED.glob("*.json")))
 def test_the_buffers_of_a_shipped_tree_keep_every_invariant(file: str) -> None:
     tree = load_tree(SHIPPED / file)

@@ -188,3 +188,17 @@ def test_percentages_are_short(probability: float, text: str) -> None:
 def test_good_cases_are_drawn(case: str) -> None:
     tree = load_tree(DATA / "trees" / f"{case}.json")
     assert len(nodes_of(draw(tree, None, ".svg"))) == tree.nodes
+
+
+def test_lookup_nodes_are_drawn_as_l() -> None:
+    tree = parse_tree([[0], ["L"], ["L", "L"]], "copies")
+    svg = draw(tree, None, ".svg")
+    assert sorted(nodes_of(svg)) == ["node-0", "node-L", "node-L-L", "node-root"]
+    assert {"head 0", "lookup 2"} <= set(texts_of(svg))
+    assert sketch(tree, None).split("\n") == [
+        "copies: 4 nodes, 1 head, 2 lookup nodes",
+        "root",
+        "├── 0",
+        "└── L",
+        "    └── L",
+    ]
