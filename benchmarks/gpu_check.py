@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu import kernel_check, plan_check, torch_round
 
+from medusa_engine.benchmarks.gpu import kernel_check, plan_check, torch_round
 from medusa_engine.runtime.tree import Tree, load_tree
 
 CONTEXTS = (512, 2048)
@@ -187,7 +187,8 @@ def sanitize() -> dict[str, Any]:
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return {"not run": "compute-sanitizer is not on the PATH"}
-    program = "from gpu import kernel_check as k; import numpy as np; c = k.Kernel(); r = np.random.default_rng(1)\n"
+    program = "from medusa_engine.benchmarks.gpu import kernel_check as k\nimport numpy as np\n"
+    program += "c = k.Kernel(); r = np.random.default_rng(1)\n"
     program += "for _ in range(5): k._compare(c, r)"
     found = {}
     for kind in ("memcheck", "racecheck"):

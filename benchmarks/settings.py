@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from medusa_engine.benchmarks.sweep import most_nodes
-from medusa_engine.runtime.engine import MOST_THREADS, Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.tree import Tree, check_tree, load_tree
-from medusa_engine.training.round_timing import largest_tree
+
+if TYPE_CHECKING:  # what loads ONNX Runtime is imported where it is needed
+    from medusa_engine.runtime.engine import Engine
 
 CONTEXTS = (64, 256, 1024)
 TRANSFORMERS, LLAMA_CPP = OTHERS = ("transformers", "llama-cpp")  # runtimes for --against
@@ -55,6 +56,8 @@ def check_settings(settings: BenchSettings) -> None:
     Raises:
         UserError: names the option.
     """
+    from medusa_engine.runtime.engine import MOST_THREADS
+
     for option, value, least in (
         ("--max-new-tokens", settings.max_new_tokens, 2),
         ("--repeats", settings.repeats, 1),
@@ -99,6 +102,9 @@ def sweep_nodes(settings: BenchSettings, engine: Engine) -> tuple[int, ...]:
     Raises:
         UserError: the engine runs no tree of so many nodes.
     """
+    from medusa_engine.benchmarks.sweep import most_nodes
+    from medusa_engine.training.round_timing import largest_tree
+
     most = most_nodes(engine.limits)
     if settings.sweep is None:
         return tuple(count for count in SWEEP if count <= min(most, largest_tree(engine.limits)))

@@ -41,12 +41,9 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_rounds_fed_back_write_what_plain_steps_write() -> None:
     """Several rounds of the tree, state fed back in place, against plain steps of the same random model."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        from gpu import torch_round
-        from gpu_check import tree_of
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    from medusa_engine.benchmarks.gpu import torch_round
+    from medusa_engine.benchmarks.gpu_check import tree_of
+
     model = torch_round.Model(torch_round.SHAPES["tiny"], "cpu", torch.float32, None)
     answers = []
     for plain, nodes in ((True, 1), (False, 16)):

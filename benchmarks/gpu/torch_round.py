@@ -203,9 +203,9 @@ class Loop:
     def _step(self) -> dict[str, torch.Tensor]:
         given = self.inputs
         staged = given["past_length"] + given["pending_count"]
-        cache = exporter_cache.StaticCache(
-            given["keys"], given["values"], given["past_length"], given["pending_rows"], given["pending_count"], None
-        )
+        state = (given["past_length"], given["pending_rows"], given["pending_count"])
+        nan = torch.zeros(1, 1, dtype=self.model.dtype)
+        cache = exporter_cache.StaticCache(given["keys"], given["values"], *state, None, nan)
         columns = torch.arange(self.round.shape.cache_rows)
         logits, _ = self.round.backbone(
             given["input_ids"], given["position_ids"], given["tree_mask"], given["logit_rows"], columns, staged, cache
