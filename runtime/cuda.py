@@ -38,7 +38,7 @@ class CudaError(UserError):
         self.code = code
         if code in _NO_GPU:
             problem = f"no NVIDIA driver or GPU that CUDA can use: {code}: {meaning}"
-            hint = "run it on a machine where nvidia-smi lists a GPU, or run the bundle on the CPU"
+            hint = "run it on a machine where nvidia-smi lists a GPU, or export the model for the CPU: without --target"
         elif code in _NO_MEMORY:
             problem = f"the GPU's memory does not suffice: {call}: {code}: {meaning}"
             hint = "end other programs on the GPU or sessions, or export with a smaller medusa-export --max-length"

@@ -138,6 +138,8 @@ def build_command(path: Path, plan: Plan | None = None, *, compute_capability: s
         words.append(f"--acceptance {plan.acceptance}")
     if plan.version_compatible:
         words.append("--version-compatible")
+    if path.exists():
+        words.append("--force")
     return " ".join(words)
 
 
