@@ -98,7 +98,8 @@ class Engine:
                 if manifest.target != ONNXRUNTIME:
                     raise UserError(
                         f"{source}: a bundle for {manifest.target}, which ONNX Runtime does not run",
-                        f"for a GPU, build a plan: medusa-build {source} -o {source}.plan; for the CPU, export without --target",
+                        f"for a GPU build a plan: medusa-build {source} -o {source}.plan;"
+                        " for the CPU export without --target",
                     )
                 verify_files(source, manifest, hashes=verify)
                 backend = OnnxRuntimeBackend(source, manifest, threads=threads, provider=provider or CPU, verify=verify)

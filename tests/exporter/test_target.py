@@ -123,6 +123,7 @@ def test_inputs_and_outputs_have_fixed_sizes_but_n_and_r(graph: Any, manifest: M
         "stop_ids": [2],
         "token_budget": [1],
         "finished": [1],
+        "history": [limits.cache_rows],
         **{f"past_{kind}.{layer}": cache for kind in ("key", "value") for layer in layers},
     }
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
@@ -131,7 +132,8 @@ def test_inputs_and_outputs_have_fixed_sizes_but_n_and_r(graph: Any, manifest: M
     presents = [f"present_{kind}.{layer}" for kind in ("key", "value") for layer in layers]
     assert narrow == {*presents, *(name for name in sizes if name.startswith("past_") and "." in name)}
     out = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in graph.output}
-    assert list(out) == [*OUTPUTS, *presents]
+    assert list(out) == [*OUTPUTS, "next_history", *presents]
+    assert out["next_history"] == [limits.cache_rows]
     assert out["next_input_ids"] == out["next_position_ids"] == [1, ROWS]
     assert out["accepted_tokens"] == out["next_pending_rows"] == [limits.depth + 1]
 
