@@ -53,7 +53,7 @@ def parts_of(graph: onnx.GraphProto) -> dict[str, str]:
     - backbone: whatever else the logits depend on
     - heads: what depends on the hidden rows beside the LM projection, and what nothing else needs; `top-k` from the
       first TopK on, which may be in the branch
-    - feedback: what only the state of the next pass needs, and the moves of root and candidates into it
+    - feedback: what only the state of the next pass needs, lookup too, and the moves of root and candidates into it
     - acceptance: the rest; `posterior` is what depends on the logits and not on the tree's paths
 
     Raises:

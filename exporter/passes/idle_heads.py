@@ -66,7 +66,7 @@ def _insert_branches(
     zeros = ir.tape.Tape()
     none = ir.Value(name=f"no_candidates.{index}", shape=candidates.shape, type=candidates.type)
     value = ir.tensor(np.zeros(candidates.shape.numpy(), dtype=np.int64))
-    zeros.op("Constant", [], {"value": value}, output=none)
+    zeros.op("Constant", [], {"value": value}, output=none, name=f"nothing.{index}")
     branches = {
         "then_branch": ir.Graph([], [candidates], nodes=nodes, name=f"proposer.{index}"),
         "else_branch": ir.Graph([], [none], nodes=zeros.nodes, name=f"nothing.{index}"),

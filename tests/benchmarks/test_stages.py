@@ -78,7 +78,7 @@ def test_every_graph_of_a_bundle_is_divided(every_graph: Exported, tmp_path: Pat
         assert bool(found[BLOCKS]) == rounds, name
         if rounds:
             assert found[BLOCKS]["Gemm"] + found[BLOCKS]["MatMul"] >= HEADS_COUNT, name
-            assert found[FEEDBACK]["Concat"] == 1, name
+            assert found[FEEDBACK]["Concat"] >= 1, name  # of root and candidates, and those of lookup
         if rounds and REJECTION not in name:
             assert found[TOP_K]["TopK"] == 1 and found[BLOCKS]["If"] == 1, name
         if name in ("round", "step"):
