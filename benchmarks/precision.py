@@ -54,7 +54,7 @@ def main() -> int:
             options.json,
             quality=quality,
             texts={path.name: file_sha256(path) for path in texts},
-            options={name: str(value) for name, value in vars(options).items()},
+            options={"text_tokens": options.text_tokens, "max_new_tokens": options.max_new_tokens},
             manifests={name: engine.manifest.document() for name, engine in engines.items()},
         )
     return 0 if same else 1
