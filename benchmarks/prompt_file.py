@@ -10,6 +10,7 @@ import numpy as np
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.prompt_entry import encode_entry
 from medusa_engine.runtime.strict_json import read_json, shown
 from medusa_engine.runtime.text import read_prompt_file
 
@@ -71,24 +72,5 @@ def read_prompts(path: Path | None, engine: Engine) -> list[BenchPrompt]:
 
 
 def _prompt(category: str, entry: Any, where: str, engine: Engine) -> BenchPrompt:
-    if isinstance(entry, str):
-        chat = engine.tokenizer is not None and engine.tokenizer.has_chat_template
-        name, ids = entry, engine.encode([{"role": "user", "content": entry}] if chat else entry)
-    elif isinstance(entry, list) and entry and all(type(token) is int for token in entry):
-        name, ids = "token ids", entry
-        if not all(0 <= token < engine.limits.vocab_size for token in ids):
-            raise UserError(f"{where}: a token id is not below {engine.limits.vocab_size}", "give ids of this model")
-    elif isinstance(entry, list) and entry and all(_is_message(message) for message in entry):
-        name, ids = entry[-1]["content"], engine.encode(entry)
-    else:
-        raise UserError(f"{where}: {shown(entry)} is no prompt", _HINT)
-    if not 0 < len(ids) <= engine.limits.max_length - 2:
-        raise UserError(
-            f"{where}: has {len(ids)} tokens; 1 to {engine.limits.max_length - 2} leave room for an answer",
-            "shorten the prompt, or export with a larger medusa-export --max-length",
-        )
-    return BenchPrompt(category, " ".join(name.split()), ids)
-
-
-def _is_message(entry: Any) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("role", "content"))
+    chat = engine.tokenizer is not None and engine.tokenizer.has_chat_template
+    return BenchPrompt(category, *encode_entry(entry, where, engine, chat=chat, answer_tokens=2, hint=_HINT))

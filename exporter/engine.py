@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import resource
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from medusa_engine.exporter.plan_build import Built, build_network, plan_profile
 from medusa_engine.exporter.plan_io import plan_io
 from medusa_engine.exporter.plan_network import check_compaction, check_network, check_used, parse_graph
 from medusa_engine.exporter.self_test import self_test
+from medusa_engine.exporter.stage import stage
 from medusa_engine.plugins.compact_append_kv.tensorrt_plugin import register_plugin
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
@@ -78,7 +77,7 @@ def build(settings: BuildSettings) -> BuildReport:
     capability = choose_capability(library, settings.compute_capability, gpu)
     notes = _refuse_what_the_library_lacks(library, settings)
     _check_dtype(manifest, capability)
-    with _stage("verifying the bundle"):
+    with stage("verifying the bundle", decimals=1):
         verify_files(settings.bundle, manifest)
     graph_file = manifest.graphs[graph]
     graph_path = settings.bundle / graph_file
@@ -87,7 +86,7 @@ def build(settings: BuildSettings) -> BuildReport:
     profiles = plan_profiles(manifest.limits, settings.max_prefill_chunk)
 
     started = time.perf_counter()
-    with _stage(f"parsing {graph_file}"):
+    with stage(f"parsing {graph_file}", decimals=1):
         plugin = settings.plugin and library.has_plugins
         if plugin:  # before the parser looks for it
             register_plugin(library.module, capability)
@@ -95,13 +94,13 @@ def build(settings: BuildSettings) -> BuildReport:
         check_network(network, graph_path, io)
         check_compaction(network, graph_path, expected=manifest.limits.layers if plugin else 0)
     parsed = time.perf_counter()
-    with _stage(f"building with {library.label} for compute capability {capability}"):
+    with stage(f"building with {library.label} for compute capability {capability}", decimals=1):
         built = build_network(network, profiles, capability, settings)
         check_used(network.messages, graph_path)
     build_seconds = time.perf_counter() - parsed
 
     with plan_files.new_plan(path, force=settings.force) as place:
-        with _stage("writing the plan"):
+        with stage("writing the plan", decimals=1):
             plan_files.copy_companions(settings.bundle, manifest, files_folder(place))
             place.write_bytes(built.plan)
             plan = Plan(
@@ -186,17 +185,5 @@ def _self_test(path: Path, plan: Plan, graph: Path, gpu: str | None) -> str:
         return "not run: there is no GPU here"
     if gpu != plan.compute_capability:
         return f"not run: the GPU here has compute capability {gpu}"
-    with _stage("running rounds of the plan beside its graph"):
+    with stage("running rounds of the plan beside its graph", decimals=1):
         return self_test(path, plan, graph, load_tree(files_folder(path) / plan.bundle.trees[0]))
-
-
-@contextmanager
-def _stage(what: str) -> Iterator[None]:
-    started = time.perf_counter()
-    print(f"{what} ...", end=" ", file=sys.stderr, flush=True)
-    try:
-        yield
-    except BaseException:
-        print(file=sys.stderr)
-        raise
-    print(f"{time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -31,6 +30,7 @@ from medusa_engine.exporter.rope import fixed_positions, fixed_rope
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, QUANTISED, ExportSettings, check_settings
+from medusa_engine.exporter.stage import stage
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.vocabulary import check_vocabulary
 from medusa_engine.exporter.weight_files import first_line
@@ -71,7 +71,7 @@ def export(settings: ExportSettings) -> Path:
     transformers.utils.logging.set_verbosity_error()  # what it warns of is checked, and refused, here
 
     dtype = getattr(torch, settings.dtype)
-    with _stage(f"loading {source.path}"):
+    with stage(f"loading {source.path}"):
         model = checkpoint.load_model(source, settings.dtype)
         config, architecture = model.config.get_text_config(), type(model).__name__
         if heads_path:
@@ -89,7 +89,7 @@ def export(settings: ExportSettings) -> Path:
     if note := generation_note(model.generation_config):
         print(f"note: {source.path}: {note}", file=sys.stderr)
     with bundle.new_bundle(place, force=settings.force) as folder:
-        with _stage("writing tokenizer and tree"):
+        with stage("writing tokenizer and tree"):
             tokenizer = checkpoint.save_tokenizer(source, folder)
             if tokenizer is not None:
                 check_vocabulary(source.path, tokenizer, limits.vocab_size)
@@ -100,7 +100,7 @@ def export(settings: ExportSettings) -> Path:
             shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, exact=quantised, dtype=dtype)
             for name, tree in zip(tree_names(len(trees)), trees, strict=True):
                 _write_tree(folder / name, tree)
-        with _stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, architecture):
+        with stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, architecture):
             if shape.exact:
                 use_exact_attention(model)
             medusa_heads = MedusaHeads(heads, model.get_output_embeddings())
@@ -110,7 +110,7 @@ def export(settings: ExportSettings) -> Path:
             with fixed_rope(model), dense_experts(model):
                 traced = trace_round(round_module)
         probe = (folder / "check" if quantised else folder) / "check.onnx"
-        with _stage("fusing and writing graphs and weights"), _traceable(source, architecture):
+        with stage("fusing and writing graphs and weights"), _traceable(source, architecture):
             graphs.finish_graph(traced, shape)
             probe.parent.mkdir(exist_ok=True)
             graphs.write_weights(traced, probe.parent)
@@ -118,7 +118,7 @@ def export(settings: ExportSettings) -> Path:
             if not quantised:
                 _write_graphs(traced, folder, shape, settings)
                 del traced
-        with _stage("comparing logits with transformers"), _traceable(source, architecture):
+        with stage("comparing logits with transformers"), _traceable(source, architecture):
             reference = reference_logits(model, shape)
             facts = {"hidden_size": config.hidden_size, **cost_facts(model)}
             if not quantised:  # from here on the weights are those of the bundle
@@ -127,7 +127,7 @@ def export(settings: ExportSettings) -> Path:
             check_logits(reference, probe, shape)
             probe.unlink()
         if quantised:
-            with _stage(f"quantising to {settings.weights}, comparing rows of a tree with plain decoding"):
+            with stage(f"quantising to {settings.weights}, comparing rows of a tree with plain decoding"):
                 graphs.quantize(traced, settings.weights)
                 graphs.write_weights(traced, folder)
                 shutil.rmtree(probe.parent)
@@ -136,7 +136,7 @@ def export(settings: ExportSettings) -> Path:
                 check_rows(probe, shape)
                 probe.unlink()
                 _write_graphs(traced, folder, shape, settings)
-        with _stage("writing the manifest"):
+        with stage("writing the manifest"):
             manifest = _manifest(target.name, limits, source, architecture, facts, heads, folder, settings)
             bundle.write_manifest(folder, manifest)
     return target
@@ -291,15 +291,3 @@ def _traceable(source: checkpoint.Source, architecture: str) -> Iterator[None]:
             f"{source.path}: {architecture} cannot be exported: {type(cause).__name__}: {first_line(cause)}",
             "give a decoder that computes attention through transformers' attention interface, as Llama and Qwen do",
         ) from error
-
-
-@contextmanager
-def _stage(what: str) -> Iterator[None]:
-    started = time.perf_counter()
-    print(f"{what} ...", end=" ", file=sys.stderr, flush=True)
-    try:
-        yield
-    except BaseException:
-        print(file=sys.stderr)
-        raise
-    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)

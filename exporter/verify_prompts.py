@@ -10,6 +10,7 @@ import numpy as np
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.prompt_entry import encode_entry
 from medusa_engine.runtime.strict_json import read_json, shown
 from medusa_engine.runtime.text import read_prompt_file
 
@@ -78,24 +79,4 @@ def _prompt(entry: Any, where: str, engine: Engine, *, chat: bool) -> Prompt:
         if len(kinds) != 1:
             raise UserError(f"{where}: {shown(entry)} has not one of the three", _HINT)
         entry = entry[kinds[0]]
-    if isinstance(entry, str):
-        name = entry
-        ids = engine.encode([{"role": "user", "content": entry}] if chat else entry)
-    elif isinstance(entry, list) and entry and all(type(token) is int for token in entry):
-        name, ids = "token ids", entry
-        if not all(0 <= token < engine.limits.vocab_size for token in ids):
-            raise UserError(f"{where}: a token id is not below {engine.limits.vocab_size}", "give ids of this model")
-    elif isinstance(entry, list) and entry and all(_is_message(message) for message in entry):
-        name, ids = entry[-1]["content"], engine.encode(entry)
-    else:
-        raise UserError(f"{where}: {shown(entry)} is no prompt", _HINT)
-    if not 0 < len(ids) < engine.limits.max_length:
-        raise UserError(
-            f"{where}: has {len(ids)} tokens; 1 to {engine.limits.max_length - 1} leave room for an answer",
-            "shorten the prompt, or export with a larger medusa-export --max-length",
-        )
-    return Prompt(" ".join(name.split()), ids)
-
-
-def _is_message(entry: Any) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("role", "content"))
+    return Prompt(*encode_entry(entry, where, engine, chat=chat, answer_tokens=1, hint=_HINT))
