@@ -17,32 +17,17 @@ ROOT = Path(__file__).resolve().parents[1]
 HEADS, TOPK = 2, 2
 TREE = parse_tree([[0], [1], [0, 0]], "example")
 BUFFERS = compile_tree(TREE, topk=TOPK, depth=HEADS)
-WORDS = [
-    "·",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-]
+WORDS = "·abcdefghijklmnopqrstuvwxyz"
 COMMITTED, CACHE_ROWS = 5, 13
-LISTED = (("seven", "ten", "eight", "one"), ("eleven", "ten", "twelve", "one"))  # by the heads before each round
+LISTED = ("gjha", "kjla")  # by the heads before each round
 
-_LABEL, _CELL = 15, 7
+_LABEL, _CELL = 13, 7
 
 Ints = npt.NDArray[np.int64]
 
 
 def picture() -> str:
-    """Two rounds of a model that counts, from packed tree to cache to the next tree."""
+    """Two rounds of a model that recites the alphabet, from packed tree to cache to the next tree."""
     cache = np.zeros((1, 1, CACHE_ROWS, 1), dtype=np.int64)
     cache[0, 0, :COMMITTED, 0] = range(1, COMMITTED + 1)
     past_length, pending, root = COMMITTED, np.zeros(0, dtype=np.int64), COMMITTED + 1
