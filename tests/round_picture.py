@@ -18,7 +18,7 @@ HEADS, TOPK = 2, 2
 TREE = parse_tree([[0], [1], [0, 0]], "example")
 BUFFERS = compile_tree(TREE, topk=TOPK, depth=HEADS)
 WORDS = "·abcdefghijklmnopqrstuvwxyz"
-COMMITTED, CACHE_ROWS = 5, 13
+PROMPT, CACHE_ROWS = 5, 13
 LISTED = ("gjha", "kjla")  # by the heads before each round
 
 _LABEL, _CELL = 13, 7
@@ -29,9 +29,9 @@ Ints = npt.NDArray[np.int64]
 def picture() -> str:
     """Two rounds of a model that recites the alphabet, from packed tree to cache to the next tree."""
     cache = np.zeros((1, 1, CACHE_ROWS, 1), dtype=np.int64)
-    cache[0, 0, :COMMITTED, 0] = range(1, COMMITTED + 1)
-    past_length, pending, root = COMMITTED, np.zeros(0, dtype=np.int64), COMMITTED + 1
-    lines = [_line("cache row", range(CACHE_ROWS)), _line("before", _cached(cache))]
+    cache[0, 0, :PROMPT, 0] = range(1, PROMPT + 1)
+    past_length, pending, root = PROMPT - 1, np.zeros(1, dtype=np.int64), PROMPT + 1  # as a prompt chunk leaves them
+    lines = [_line("cache row", range(CACHE_ROWS)), _line("prompt", _cached(cache))]
     for number, listed in enumerate(LISTED, 1):
         candidates = np.array([root, *map(WORDS.index, listed)])  # [1 + K * TOPK]
         tokens = candidates[BUFFERS.tree_indices]  # [N]
