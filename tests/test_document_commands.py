@@ -55,8 +55,11 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def spans(text: str) -> list[str]:
-    """Code within lines of text."""
+    """Code within lines of text; in a table of what is called otherwise elsewhere, that of here."""
     outside = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    outside = re.sub(
+        r"^\| there \|.*?\n\n", lambda table: re.sub(r"(?m)^\| .*? \| ", "", table[0]), outside, flags=re.M | re.S
+    )
     return [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", outside)]
 
 
