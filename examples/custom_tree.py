@@ -19,11 +19,11 @@ def wide(ranks: int, depth: int) -> Tree:
 
 
 def main(engine: Engine) -> None:
-    plain = engine.generate(PROMPT, max_new_tokens=32, speculation=False)
+    root = parse_tree([], "root alone")  # as plain decoding: one token per round
     context = parse_tree([[0], ["L"], ["L", "L"], ["L", "L", "L"]], "heads and context")  # "L": copied from the context
-    for tree in (engine.tree, wide(2, 2), context):
-        answer = engine.generate(PROMPT, max_new_tokens=32, tree=tree)
-        same = "the same answer" if answer.token_ids == plain.token_ids else "ANOTHER ANSWER"
+    answers = {tree: engine.generate(PROMPT, max_new_tokens=32, tree=tree) for tree in (root, wide(2, 2), context)}
+    for tree, answer in answers.items():
+        same = "the same answer" if answer.token_ids == answers[root].token_ids else "ANOTHER ANSWER"
         rate = answer.generated_tokens / answer.rounds
         print(f"{tree.name:18} {tree.nodes} nodes, {rate:.2f} tokens per round, {same}")
 
