@@ -1,8 +1,9 @@
-"""What the documents tell people to type exists: commands parse, and options are those of a command."""
+"""What the documents tell people to type exists: commands parse, options are those of a command, imports are there."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.metadata
 import re
@@ -99,3 +100,15 @@ def test_quoted_options_exist(path: Path) -> None:
         options = [re.sub(r"[=,;:].*", "", word) for word in words if re.match(r"--[a-z]", word)]
         unknown += [" ".join(words) for option in options if option not in known]
     assert unknown == []
+
+
+def imports(path: Path) -> list[ast.stmt]:
+    """The import statements of the Python blocks, which have to be Python as a whole."""
+    found = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    trees = [ast.parse(block) for block in found]
+    return [line for tree in trees for line in tree.body if isinstance(line, ast.Import | ast.ImportFrom)]
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if imports(path)], ids=name_of)
+def test_imports_of_python_blocks_are_there(path: Path) -> None:
+    exec(compile(ast.Module(imports(path), type_ignores=[]), str(path), "exec"), {})
