@@ -1,4 +1,4 @@
-"""A conversation, an answer for every line of input: `python examples/streaming_chat.py [ENGINE]`.
+"""A conversation, an answer for every line of input: `python examples/streaming_chat.py [ENGINE [TOKENS]]`.
 
 The session keeps the keys and values of earlier turns, so that each turn runs only what is new.
 """
@@ -10,13 +10,13 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 
 
-def main(engine: Engine) -> None:
+def main(engine: Engine, max_new_tokens: int) -> None:
     messages: list[Message] = []
     with engine.session() as session:
         for line in sys.stdin:
             messages.append({"role": "user", "content": line.rstrip("\n")})
             try:
-                stream = session.stream(messages, max_new_tokens=128)
+                stream = session.stream(messages, max_new_tokens=max_new_tokens)
             except UserError as error:  # for instance, a conversation that has outgrown the cache
                 print(f"{error.problem}: {error.hint}")
                 return
@@ -28,4 +28,5 @@ def main(engine: Engine) -> None:
 
 
 if __name__ == "__main__":
-    main(Engine.open(sys.argv[1] if len(sys.argv) > 1 else "engines/smollm2-135m"))
+    engine = Engine.open(sys.argv[1] if len(sys.argv) > 1 else "engines/smollm2-135m")
+    main(engine, int(sys.argv[2]) if len(sys.argv) > 2 else 128)

@@ -43,7 +43,8 @@ def test_embedded_engine_streams_an_answer(monkeypatch: pytest.MonkeyPatch, caps
 def test_custom_trees_give_the_same_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("custom_tree", monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" nodes")[0].split()[-1] for line in lines] == ["1", "7", "5"]
+    root, wide, context = [float(line.partition(" nodes, ")[2].split()[0]) for line in lines]  # tokens per round
+    assert 1.0 == root < wide < context
     assert all(line.endswith("the same answer") for line in lines)
 
 
@@ -52,11 +53,10 @@ def test_chat_keeps_what_earlier_turns_computed(
 ) -> None:
     """The cache of 64 rows holds two turns; a third one is refused in one line."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n" + "c" * 100 + "\n"))
-    run("streaming_chat", chat_bundle, monkeypatch=monkeypatch)
+    run("streaming_chat", chat_bundle, 3, monkeypatch=monkeypatch)
     output = capsys.readouterr()
-    first, *_ = kept = [line for line in output.err.splitlines() if line.endswith("prompt tokens were kept]")]
-    assert first.startswith("[0 of ")
-    assert all(not line.startswith("[0 of ") for line in kept[1:])
+    first, second = [line for line in output.err.splitlines() if line.endswith("prompt tokens were kept]")]
+    assert first.startswith("[0 of ") and not second.startswith("[0 of ")
     assert "but the cache holds 64: shorten the prompt" in output.out.splitlines()[-1]
 
 
