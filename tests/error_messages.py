@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from documents import ROOT
+
 FOLDERS = ("runtime", "plugins", "exporter", "training", "benchmarks")
 VALUE = "…"
 
@@ -31,7 +31,7 @@ class Message:
     place: str
     text: str
 
-    @property
+    @cached_property
     def telling(self) -> bool:
         return len(re.findall("[a-z]", self.text)) >= _LETTERS
 

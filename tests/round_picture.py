@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +10,6 @@ import numpy.typing as npt
 from medusa_engine.plugins.compact_append_kv.reference import compact_append_kv
 from medusa_engine.runtime.accept import Acceptance, accept_greedy
 from medusa_engine.runtime.tree import compile_tree, parse_tree
-
-ROOT = Path(__file__).resolve().parents[1]
 
 HEADS, TOPK = 2, 2
 TREE = parse_tree([[0], [1], [0, 0]], "example")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from round_picture import ROOT, picture
+from documents import ROOT
+from round_picture import picture
 
 from medusa_engine.runtime.tree import compile_tree, parse_tree
 

@@ -13,11 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from documents import DOCUMENTS, name_of
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted(
-    path for pattern in ("*.md", "docs/*.md", "[a-z]*/README.md", "heads/*/*.md") for path in ROOT.glob(pattern)
-)
 SCRIPTS = {
     script.name: script.module
     for script in importlib.metadata.distribution("medusa-engine").entry_points
@@ -39,10 +36,6 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
         if isinstance(action, argparse._SubParsersAction):
             found |= {option for choice in action.choices.values() for option in options_of(choice)}
     return found
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def blocks(text: str) -> Iterator[str]:

@@ -7,21 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from documents import DOCUMENTS, ROOT, name_of
 
 from medusa_engine.runtime.tree import load_tree
 from medusa_engine.training.node_probabilities import probabilities_of_file
 from medusa_engine.training.tree_sketch import headline
-
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted(
-    path
-    for pattern in ("*.md", "docs/*.md", "[a-z]*/README.md", "heads/*/*.md", "engines/recipes/*.md")
-    for path in ROOT.glob(pattern)
-)
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def text_of(path: Path) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints import CHAT_VOCAB, save_llama
+from documents import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 TESTED = {"embed_in_10_lines", "streaming_chat", "custom_tree", "train_export_run"}
 

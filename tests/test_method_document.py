@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
 
-METHOD = Path(__file__).resolve().parents[1] / "docs" / "method.md"
+from documents import ROOT
+
+METHOD = ROOT / "docs" / "method.md"
 
 
 def test_examples_give_what_they_say() -> None:

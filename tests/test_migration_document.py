@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import CHAT_VOCAB, HIDDEN, save_llama
+from documents import ROOT
 from safetensors.torch import save_file
 
 from medusa_engine.exporter.cli import main as medusa_export
@@ -21,7 +22,6 @@ from medusa_engine.exporter.heads_cli import main as medusa_heads
 from medusa_engine.runtime.cli import main as medusa_run
 from medusa_engine.training.tree_cli import main as medusa_tree
 
-ROOT = Path(__file__).resolve().parents[1]
 HEADS = 5
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "medusa-export": medusa_export,

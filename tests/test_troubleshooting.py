@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
-from error_messages import ROOT, VALUE, Message, messages
+from documents import ROOT
+from error_messages import VALUE, Message, messages
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 
@@ -17,12 +19,19 @@ def listed() -> Iterator[str]:
             yield from re.findall(r"`([^`]+)`", line.split(" | ")[0])
 
 
+@cache
+def pattern_of(entry: str) -> re.Pattern[str] | None:
+    """None for one of too few words, which stands for a message of just these."""
+    words = [re.escape(part) for part in entry.split(VALUE)]
+    return re.compile(".*".join(words)) if Message("", entry).telling else None
+
+
 def covers(entry: str, message: Message) -> bool:
-    """Whether an entry is found by who searches for the message; a message of few words stands there as a whole."""
+    """Whether an entry is found by who searches for the message."""
     if not message.telling:
         return entry == message.text
-    words = [re.escape(part) for part in entry.split(VALUE)]
-    return Message("", entry).telling and re.search(".*".join(words), message.text) is not None
+    pattern = pattern_of(entry)
+    return pattern is not None and pattern.search(message.text) is not None
 
 
 def spoken() -> list[Message]:
