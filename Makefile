@@ -77,6 +77,7 @@ lint: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 
 bench: engine
 	$(BIN)/medusa-bench --engine $(ENGINE) --tree trees/smollm2_8.json --tree trees/smollm2_64.json --ledger \

@@ -116,6 +116,7 @@ TENSORRT_LLM = HeadFormat(
     residual="medusa_heads.{h}.medusa_layers.{l}.linear",
     projection="medusa_heads.{h}.lm_head.weight",
     optional_prefix="",
+    ignored=(r"transformer\..*", r"lm_head\..*"),  # its checkpoints hold the backbone, under names of its own
 )
 MODELOPT = HeadFormat(
     "modelopt",

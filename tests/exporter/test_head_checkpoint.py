@@ -155,6 +155,15 @@ def test_one_projection_for_all_heads_is_read_once(file: Path) -> None:
     assert torch.equal(projection, common[None])
 
 
+def test_backbone_in_a_tensorrt_llm_checkpoint_is_not_needed_and_it_is_said(tmp_path: Path) -> None:
+    """convert_checkpoint.py of TensorRT-LLM saves both in one file, the backbone under names of its own."""
+    backbone = {"transformer.vocab_embedding.weight": torch.zeros(VOCAB, HIDDEN), "lm_head.weight": torch.zeros(1)}
+    save_file({**tensors_of("tensorrt-llm"), **backbone}, tmp_path / "rank0.safetensors")
+    checkpoint = read_checkpoint(tmp_path)
+    assert (checkpoint.format.name, checkpoint.weights.heads) == ("tensorrt-llm", HEADS)
+    assert any(note.startswith("2 tensors are not needed") for note in checkpoint.notes)
+
+
 def test_scales_of_modelopt_are_not_needed_and_it_is_said(file: Path) -> None:
     scale = {"medusa_heads.0.0.linear.input_scale": torch.ones(1)}
     save_file({**tensors_of("modelopt"), **scale}, file)

@@ -1,0 +1,32 @@
+"""A conversation, an answer for every line of input: `python examples/streaming_chat.py [ENGINE [TOKENS]]`.
+
+The session keeps the keys and values of earlier turns, so that each turn runs only what is new.
+"""
+
+import sys
+
+from medusa_engine.runtime.answer_options import Message
+from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.errors import UserError
+
+
+def main(engine: Engine, max_new_tokens: int) -> None:
+    messages: list[Message] = []
+    with engine.session() as session:
+        for line in sys.stdin:
+            messages.append({"role": "user", "content": line.rstrip("\n")})
+            try:
+                stream = session.stream(messages, max_new_tokens=max_new_tokens)
+            except UserError as error:  # for instance, a conversation that has outgrown the cache
+                print(f"{error.problem}: {error.hint}")
+                return
+            for piece in stream:
+                print(piece.text, end="", flush=True)
+            answer = stream.generation
+            print(f"\n[{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens were kept]", file=sys.stderr)
+            messages.append({"role": "assistant", "content": answer.text or ""})
+
+
+if __name__ == "__main__":
+    engine = Engine.open(sys.argv[1] if len(sys.argv) > 1 else "engines/smollm2-135m")
+    main(engine, int(sys.argv[2]) if len(sys.argv) > 2 else 128)
