@@ -18,6 +18,7 @@ from medusa_engine.exporter.weight_files import check_weights, first_line, weigh
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.strict_json import read_json, shown
+from medusa_engine.runtime.tokenizer_errors import refusing
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "medusa_lm_head.pt"]
@@ -284,13 +285,9 @@ def save_tokenizer(source: Source, folder: Path) -> Any | None:
         return None
     from transformers import AutoTokenizer
 
-    try:
+    hint = "repair the tokenizer's files, or remove them to export an engine that runs by token ids"
+    with refusing(f"{source.path}: cannot load the tokenizer", hint):
         tokenizer = AutoTokenizer.from_pretrained(**source.load_options())
-    except Exception as error:  # as in load_model
-        raise UserError(
-            f"{source.path}: cannot load the tokenizer: {first_line(error)}",
-            "repair the tokenizer's files, or remove them to export an engine that runs by token ids",
-        ) from error
     try:
         written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
     except OSError:
