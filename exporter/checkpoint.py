@@ -14,6 +14,7 @@ from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
 from medusa_engine.exporter.family import check_family
 from medusa_engine.exporter.gguf_rope import scale_rope
 from medusa_engine.exporter.loaded_weights import check_parameters
+from medusa_engine.exporter.text_decoder import NAMES
 from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
@@ -66,7 +67,7 @@ class Source:
 
     def weight_files(self) -> list[Path]:
         """The files that hold the weights, that of the adapter last; errors as in `weight_files.py`."""
-        files = [self.path] if self.gguf else weight_files(self.folder)
+        files = [self.path] if self.gguf else weight_files(self.folder, experts=_experts(read_config(self.folder)))
         if self.adapter:
             files.append(self.adapter / ADAPTER_FILE)
         for file in files:
@@ -201,8 +202,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _experts(config: dict[str, Any]) -> int:
+    """Experts of a layer that has any; 0 where the config tells of none."""
+    counts = [config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
+    return max((count for count in counts if type(count) is int), default=0)
+
+
 def load_model(source: Source, dtype: str = "float32") -> Any:
     """The backbone as a transformers causal LM, in evaluation mode, with tree attention and the adapter merged.
+
+    Of a model that reads images too it is the text decoder.
 
     Args:
         dtype: of its weights. Of safetensors that are stored so no copy is made.
@@ -216,7 +225,7 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
 
     if source.gguf:
         check_weights(source.path)  # the config is in there
-    check_family(source.path, source.load_options())
+    decoder = check_family(source.path, source.load_options())
     files = source.weight_files()
     if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
         raise UserError(
@@ -236,6 +245,7 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with the tensor's name
             **({} if source.gguf else {"use_safetensors": True}),
+            **({} if decoder is None else {"config": decoder, "key_mapping": NAMES}),
         )
     except Exception as error:  # transformers and safetensors raise whatever the file made them trip over
         raise UserError(

@@ -77,9 +77,7 @@ class Tokenizer:
             if name in named:
                 token_id = backend.token_to_id(named[name])
                 if token_id is None:
-                    raise UserError(
-                        f"{config_path}: {name} {shown(named[name])} is not a token of {path}", CONFIG_HINT
-                    )
+                    raise UserError(f"{config_path}: {name} {shown(named[name])} is not a token of {path}", CONFIG_HINT)
                 named_ids[name] = token_id
         return cls(
             backend,
