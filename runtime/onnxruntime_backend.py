@@ -15,6 +15,7 @@ import onnxruntime as ort
 from medusa_engine.runtime.backend import Published, SessionState
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, Manifest, graph_name
+from medusa_engine.runtime.memory_errors import ran_out_of_memory
 from medusa_engine.runtime.open_bundle import OpenBundle
 from medusa_engine.runtime.policy import GREEDY, REJECTION, AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import constant_inputs, drawn_inputs
@@ -27,7 +28,6 @@ PROVIDERS = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}  # ONNX
 
 _DEVICE = "cpu"  # of every buffer but the cache
 _LOG_FATAL = 4  # ONNX Runtime's severity; errors are raised
-_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate memory", "MemoryError")  # in what ONNX Runtime and numpy say
 _NO_STOP_IDS = np.array([-1])
 _NO_BUDGET = 1 << 62
 
@@ -115,10 +115,9 @@ class OnnxRuntimeBackend:
 
 def _refusal(path: Path, problem: str, error: Exception) -> UserError:
     """What to tell the user of an error that ONNX Runtime raised."""
-    reason = f"{type(error).__name__}: {error}" if isinstance(error, MemoryError) else str(error)
-    if any(text in reason for text in _OUT_OF_MEMORY):
+    if ran_out_of_memory(error):
         return UserError("not enough memory to run it", "free memory, or export a smaller model", file=path)
-    reason = next(iter(reason.splitlines()), type(error).__name__)
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
     reason = reason.replace(f"{path.parent}/", "")
     return UserError(f"{problem}: {reason}", "export the model again with medusa-export --force", file=path)
 
