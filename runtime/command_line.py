@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from types import FrameType
 
-from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.memory_errors import MEMORY_HINT, NO_MEMORY, ran_out_of_memory
 from medusa_engine.runtime.strict_json import shown
 
@@ -73,7 +73,7 @@ def run_command(
         _leave_output()  # a reader that has gone, as `head` does, is no mistake to report
         return EXIT_USER_ERROR
     except Exception as error:
-        refusal = _refusal(error)
+        refusal = _refusal(error, options)
         if refusal is None:
             raise
         for text in (refusal.problem, refusal.hint):
@@ -83,11 +83,13 @@ def run_command(
     return 0
 
 
-def _refusal(error: Exception) -> UserError | None:
+def _refusal(error: Exception, options: argparse.Namespace) -> UserError | None:
     """What to tell the user of an error; None for those that are nobody's mistake but ours."""
     if isinstance(error, UserError):
         if ran_out_of_memory(error.__cause__) and NO_MEMORY not in error.problem:  # met while a file was read
             return UserError(f"{NO_MEMORY}: {error.problem}", MEMORY_HINT)
+        if isinstance(error, WrongValueError) and hasattr(options, error.name):
+            return UserError(f"--{error.name.replace('_', '-')} is {error.value}", error.hint)
         return error
     if ran_out_of_memory(error):
         return UserError(f"{NO_MEMORY}: {error}".removesuffix(": "), MEMORY_HINT)
