@@ -14,16 +14,11 @@ from medusa_engine.runtime.adaptive_plans import AdaptivePlans
 from medusa_engine.runtime.answer_options import AnswerOptions, Message
 from medusa_engine.runtime.async_stream import AsyncGenerationStream
 from medusa_engine.runtime.backend import Backend
+from medusa_engine.runtime.bundle_files import verify_files
 from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.generation_config import read_stop_token_ids
-from medusa_engine.runtime.manifest import (
-    GENERATION_NAME,
-    ONNXRUNTIME,
-    Manifest,
-    read_manifest,
-    verify_files,
-)
+from medusa_engine.runtime.manifest import GENERATION_NAME, ONNXRUNTIME, Manifest, read_manifest
 from medusa_engine.runtime.onnxruntime_backend import CPU, OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.rounds import Plans, TreePlan
