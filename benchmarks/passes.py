@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from medusa_engine.benchmarks.measure import milliseconds
 from medusa_engine.runtime.engine import Engine
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend, OnnxRuntimeState, Slot
+from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
+from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState, Slot
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import CHUNK_ROWS, TreePlan
 from medusa_engine.runtime.tree import Tree, TreeBuffers

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +12,11 @@ from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
 from medusa_engine.exporter.family import check_family
 from medusa_engine.exporter.gguf_rope import scale_rope
 from medusa_engine.exporter.loaded_weights import check_parameters
+from medusa_engine.exporter.text_decoder import NAMES
 from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
-from medusa_engine.runtime.strict_json import read_json, shown
+from medusa_engine.runtime.strict_json import read_json
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "medusa_lm_head.pt"]
@@ -65,7 +64,7 @@ class Source:
 
     def weight_files(self) -> list[Path]:
         """The files that hold the weights, that of the adapter last; errors as in `weight_files.py`."""
-        files = [self.path] if self.gguf else weight_files(self.folder)
+        files = [self.path] if self.gguf else weight_files(self.folder, experts=_experts(read_config(self.folder)))
         if self.adapter:
             files.append(self.adapter / ADAPTER_FILE)
         for file in files:
@@ -200,8 +199,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _experts(config: dict[str, Any]) -> int:
+    """Experts of a layer that has any; 0 where the config tells of none."""
+    counts = [config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
+    return max((count for count in counts if type(count) is int), default=0)
+
+
 def load_model(source: Source, dtype: str = "float32") -> Any:
     """The backbone as a transformers causal LM, in evaluation mode, with tree attention and the adapter merged.
+
+    Of a model that reads images too it is the text decoder.
 
     Args:
         dtype: of its weights. Of safetensors that are stored so no copy is made.
@@ -215,7 +222,7 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
 
     if source.gguf:
         check_weights(source.path)  # the config is in there
-    check_family(source.path, source.load_options())
+    decoder = check_family(source.path, source.load_options())
     files = source.weight_files()
     if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
         raise UserError(
@@ -235,6 +242,7 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with the tensor's name
             **({} if source.gguf else {"use_safetensors": True}),
+            **({} if decoder is None else {"config": decoder, "key_mapping": NAMES}),
         )
     except Exception as error:  # transformers and safetensors raise whatever the file made them trip over
         raise UserError(
@@ -252,65 +260,3 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
         scale_rope(model, source.path)
     check_parameters(model, files[:-1] if source.adapter else files)
     return (merge_adapter(model, source.adapter) if source.adapter else model).eval()
-
-
-def stop_token_ids(model: Any, tokenizer: Any | None) -> list[int]:
-    """Every stop token that the generation settings, the config or the tokenizer name, ascending.
-
-    Raises:
-        UserError: one of them is not a token id.
-    """
-    sources = (model.generation_config, model.config.get_text_config(), tokenizer)
-    named = [getattr(source, "eos_token_id", None) for source in sources]
-    ids: set[int] = set()
-    for value in named:
-        for token_id in value if isinstance(value, list) else [] if value is None else [value]:
-            if type(token_id) is not int or token_id < 0:
-                raise UserError(
-                    f"{model.name_or_path}: eos_token_id {shown(token_id)} is not a token id",
-                    "correct config.json and generation_config.json: one token id, a list of them, or null",
-                )
-            ids.add(token_id)
-    return sorted(ids)
-
-
-def save_tokenizer(source: Source, folder: Path) -> Any | None:
-    """Write `tokenizer.json`, its config and the chat template into `folder`; None if there is no tokenizer.
-
-    Raises:
-        UserError: the tokenizer's files are damaged or have no fast form.
-    """
-    if not source.has_tokenizer:
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**source.load_options())
-    except Exception as error:  # as in load_model
-        raise UserError(
-            f"{source.path}: cannot load the tokenizer: {first_line(error)}",
-            "repair the tokenizer's files, or remove them to export an engine that runs by token ids",
-        ) from error
-    try:
-        written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
-    except OSError:
-        raise  # of the disk
-    except Exception as error:
-        if system := re.search(r"os error (\d+)", str(error)):  # the disk's too, out of the library's own language
-            raise OSError(int(system[1]), os.strerror(int(system[1]))) from error
-        raise UserError(
-            f"{source.path}: cannot save the tokenizer: {first_line(error)}", "repair the tokenizer's files"
-        ) from error
-    if "tokenizer.json" not in written:
-        raise UserError(
-            f"{source.path}: the tokenizer has no fast form (tokenizer.json)",
-            "convert it with transformers, or remove its files to export an engine that runs by token ids",
-        )
-    for name in written - {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}:
-        (folder / name).unlink(missing_ok=True)
-    return tokenizer
-
-
-def write_generation_config(path: Path, stop_ids: list[int]) -> None:
-    """Write the generation settings the runtime reads: every stop id."""
-    path.write_text(json.dumps({"eos_token_id": stop_ids}, indent=2) + "\n", encoding="utf-8")

@@ -19,16 +19,10 @@ from medusa_engine.exporter.plan_network import check_compaction, check_network,
 from medusa_engine.exporter.self_test import self_test
 from medusa_engine.exporter.stage import stage
 from medusa_engine.plugins.compact_append_kv.tensorrt_plugin import register_plugin
+from medusa_engine.runtime.bundle_files import verify_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
-from medusa_engine.runtime.manifest import (
-    GENERATION_NAME,
-    TENSORRT,
-    Manifest,
-    graph_name,
-    read_manifest,
-    verify_files,
-)
+from medusa_engine.runtime.manifest import GENERATION_NAME, TENSORRT, Manifest, graph_name, read_manifest
 from medusa_engine.runtime.plan import PREFILL, PROFILES, Plan, Profile, files_folder, write_plan
 from medusa_engine.runtime.tree import load_tree
 

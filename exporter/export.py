@@ -29,6 +29,7 @@ from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, no_heads, unt
 from medusa_engine.exporter.rope import fixed_positions, fixed_rope
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
+from medusa_engine.exporter.saved_tokenizer import save_tokenizer, stop_token_ids, write_generation_config
 from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, QUANTISED, ExportSettings, check_settings
 from medusa_engine.exporter.stage import stage
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
@@ -90,11 +91,11 @@ def export(settings: ExportSettings) -> Path:
         print(f"note: {source.path}: {note}", file=sys.stderr)
     with bundle.new_bundle(place, force=settings.force) as folder:
         with stage("writing tokenizer and tree"):
-            tokenizer = checkpoint.save_tokenizer(source, folder)
+            tokenizer = save_tokenizer(source, folder)
             if tokenizer is not None:
                 check_vocabulary(source.path, tokenizer, limits.vocab_size)
-            stop_ids = checkpoint.stop_token_ids(model, tokenizer)
-            checkpoint.write_generation_config(folder / GENERATION_NAME, stop_ids)
+            stop_ids = stop_token_ids(model, tokenizer)
+            write_generation_config(folder / GENERATION_NAME, stop_ids)
             fixed = settings.target == TENSORRT
             quantised = settings.weights in QUANTISED
             shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, exact=quantised, dtype=dtype)

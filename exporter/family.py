@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from medusa_engine.exporter.text_decoder import KINDS, text_decoder
 from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_MORE_THAN_TEXT_HINT = f"give a checkpoint of its text decoder alone; whole ones are read of {', '.join(KINDS)}"
 _HINT = "give a decoder-only model whose every layer is attention over a key/value cache, as Llama, Qwen or Gemma"
 
 
@@ -24,8 +26,11 @@ class CacheSizes:
     head_dim: int
 
 
-def check_family(path: object, load_options: dict[str, Any]) -> None:
+def check_family(path: object, load_options: dict[str, Any]) -> Any | None:
     """Refuse a model whose kind cannot be exported, from its config alone.
+
+    Returns:
+        The config of the text decoder to load, where the checkpoint is one of a model that reads more than text.
 
     Args:
         path: what messages name.
@@ -43,8 +48,11 @@ def check_family(path: object, load_options: dict[str, Any]) -> None:
             f"{path}: cannot load the model's config: {first_line(error)}",
             "give a decoder-only causal LM that this version of transformers knows",
         ) from error
-    if reason := unsupported(config):
-        raise UserError(f"{path}: {config.model_type} models cannot be exported: {reason}", _HINT)
+    decoder = text_decoder(config)
+    if reason := unsupported(config if decoder is None else decoder):
+        hint = _HINT if config.get_text_config() is config else _MORE_THAN_TEXT_HINT
+        raise UserError(f"{path}: {config.model_type} models cannot be exported: {reason}", hint)
+    return decoder
 
 
 def unsupported(config: Any) -> str | None:

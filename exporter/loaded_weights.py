@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from medusa_engine.exporter.text_decoder import decoder_name
 from medusa_engine.runtime.errors import UserError
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -31,7 +32,8 @@ def check_parameters(model: Any, files: Sequence[Path]) -> None:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dictionary
                 dtype = tensors.get_slice(name).get_dtype()
-                if dtype not in _FLOATS and (name in names or f"{model.base_model_prefix}.{name}" in names):
+                used = {name, f"{model.base_model_prefix}.{name}", decoder_name(name)}
+                if dtype not in _FLOATS and not used.isdisjoint(names):
                     raise UserError(f"{file}: {name} has dtype {dtype}", "give weights in fp32, fp16 or bf16")
     for name, parameter in names.items():
         if not torch.isfinite(parameter).all():

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medusa_engine.exporter.partial_folder import partial_folder, write_errors
+from medusa_engine.runtime.bundle_files import verify_file
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import WEIGHTS_NAME, Manifest, verify_file
+from medusa_engine.runtime.manifest import WEIGHTS_NAME, Manifest
 from medusa_engine.runtime.plan import FORMAT, files_folder, sidecar_path
 
 _ANOTHER = "give another --output"

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from medusa_engine.exporter.graphs import LOGITS_OUTPUT
-from medusa_engine.runtime.backend import Published, SessionState
+from medusa_engine.runtime.backend import Published
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, Manifest
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
@@ -78,7 +78,7 @@ def run_passes(
     Raises:
         UserError: as the round loop does.
     """
-    state = _ObservedState(backend, observe)
+    state = _ObservedState(backend, limits, observe)
     decoding = Decoding(
         state,
         limits,
@@ -97,13 +97,15 @@ def run_passes(
 
 
 class _ObservedState:
-    """A `DecodeState` that hands each pass to an observer when its result is read."""
+    """A `DecodeState` that hands each pass to an observer when its result is read, before the next one is launched."""
 
-    def __init__(self, backend: Any, observe: Callable[[Pass], bool]) -> None:
+    ahead = 0
+
+    def __init__(self, backend: Any, limits: Limits, observe: Callable[[Pass], bool]) -> None:
         self._backend = backend
-        self._state: SessionState = backend.new_state()
+        self._state: Any = backend.new_state()
         self._observe = observe
-        self._root = compile_tree(PLAIN, topk=1, depth=backend.limits.depth)
+        self._root = compile_tree(PLAIN, topk=1, depth=limits.depth)
         self._number = 0
         self._last: tuple[TreeBuffers, Ints, TreeBuffers | None] = (self._root, np.zeros(0, np.int64), None)
         self.ended = False
@@ -134,9 +136,9 @@ class _ObservedState:
                 next_tree=next_tree,
                 proposed=self._state.proposed(),
                 published=published,
-                pending_rows=self._state.slot.pending_rows[: len(published.tokens)].copy(),
+                pending_rows=self._state.pending_rows[: len(published.tokens)].copy(),
                 logits=getattr(self._backend, "logits", None),
-                cache={name: buffer.numpy() for name, buffer in self._state.cache.items()},
+                cache=self._state.cache_arrays(),
             )
             self._number += 1
             self.ended = not self._observe(seen)

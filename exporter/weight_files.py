@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +25,12 @@ _LFS_POINTER = b"version https://git-lfs"
 _FETCH_HINT = "fetch the checkpoint again"
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, *, experts: int = 0) -> list[Path]:
     """The safetensors files of a Hugging Face folder: the one, or the shards that its index names.
+
+    Args:
+        folder: of the checkpoint.
+        experts: as many as a layer with experts has at least.
 
     Raises:
         UserError: the index is damaged or names a file outside the folder, maybe by a link; a tensor of an expert is
@@ -39,7 +44,7 @@ def weight_files(folder: Path) -> list[Path]:
             check_inside(path)
     for path in paths:
         check_weights(path)
-    _check_experts(folder, paths)
+    _check_experts(folder, paths, experts)
     return paths
 
 
@@ -81,7 +86,7 @@ def first_line(error: Exception) -> str:
     return line if " " in line else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
-def _check_experts(folder: Path, paths: Sequence[Path]) -> None:
+def _check_experts(folder: Path, paths: Sequence[Path], experts: int) -> None:
     """Name a missing tensor of an expert: transformers joins those of all experts, and does not say which it lacks."""
     found: dict[tuple[str, str], set[int]] = {}  # before and behind the expert's number -> the numbers
     for path in paths:
@@ -90,10 +95,10 @@ def _check_experts(folder: Path, paths: Sequence[Path]) -> None:
                 found.setdefault((match[1], match[3]), set()).add(int(match[2]))
     counts: dict[str, int] = {}  # of each layer
     for (before, _), numbers in found.items():
-        counts[before] = max(counts.get(before, 0), 1 + max(numbers))
+        counts[before] = max(counts.get(before, experts), 1 + max(numbers))
     for (before, behind), numbers in sorted(found.items()):
         if len(numbers) < counts[before]:
-            first = min(set(range(counts[before])) - numbers)
+            first = next(number for number in itertools.count() if number not in numbers)
             raise UserError(
                 f"{folder}: the tensor {before}{first}{behind} is missing", f"{_FETCH_HINT}: weights are never made up"
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from medusa_engine.runtime.answer_options import DEFAULT_MAX_NEW_TOKENS, AnswerOptions, Message
 from medusa_engine.runtime.command_line import add_provider, add_version, run_command
-from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.huge_pages import restart_with_huge_pages
 from medusa_engine.runtime.policy import TYPICAL, TYPICAL_NOTE, AcceptancePolicy
 from medusa_engine.runtime.policy_options import add_policy_options, policy_of
@@ -90,6 +90,8 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError("--compare-plain and --no-speculation are given together", "drop --no-speculation to compare")
     if options.compare_plain and options.deadline_ms is not None:
         raise UserError("--compare-plain and --deadline-ms are given together", "drop one: plain decoding takes longer")
+    if options.deadline_ms is not None and not options.deadline_ms / 1000 > 0:  # NaN is not
+        raise WrongValueError("deadline_ms", shown(options.deadline_ms), "give a time above 0")
     if options.tree and options.no_speculation:
         raise UserError("--tree and --no-speculation are given together", "drop one: plain decoding has no tree")
     policy = policy_of(options)

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from types import FrameType
 
-from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.errors import UserError, WrongValueError
+from medusa_engine.runtime.memory_errors import MEMORY_HINT, NO_MEMORY, ran_out_of_memory
 from medusa_engine.runtime.strict_json import shown
 
 EXIT_USER_ERROR = 1
 EXIT_INTERRUPTED = 130
 
-_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EIO)  # of standard output where the error names no file
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # of standard output where the error names no file
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +53,8 @@ def run_command(
 
     Returns:
         0 when done; 1 after a `UserError`, or where memory ran out, printed to standard error as one line saying what
-        is wrong and one
-        saying what to do; 130 when interrupted. Wrong usage exits with 2 from the parser, SIGTERM and SIGHUP with
-        128 and their number.
+        is wrong and one saying what to do; 130 when interrupted. Wrong usage exits with 2 from the parser, SIGTERM and
+        SIGHUP with 128 and their number.
     """
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -64,32 +64,50 @@ def run_command(
             run(options)
         if sys.stdout is not None:  # closed before the start
             sys.stdout.flush()
-    except UserError as error:
-        for text in (error.problem, error.hint):
-            # A library's message or a file's name may span lines.
-            print(f"{parser.prog}: {' '.join(text.split())}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except MemoryError:
-        print(f"{parser.prog}: not enough memory", file=sys.stderr)
-        print(f"{parser.prog}: free memory, or take a smaller model", file=sys.stderr)
-        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # of every call that is given the path
-            print(f"{parser.prog}: {shown(error.filename)}: {error.strerror}", file=sys.stderr)
-            print(f"{parser.prog}: give a path that the system allows", file=sys.stderr)
-            return EXIT_USER_ERROR
-        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+    except BrokenPipeError as error:
+        if error.filename is not None:
             raise
-        # Keep Python from writing there again while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # a reader that has gone, as `head` does, is no mistake to report
-            print(f"{parser.prog}: cannot write to standard output: {error.strerror}", file=sys.stderr)
-            print(f"{parser.prog}: free space there, or write the output elsewhere", file=sys.stderr)
+        _leave_output()  # a reader that has gone, as `head` does, is no mistake to report
+        return EXIT_USER_ERROR
+    except Exception as error:
+        refusal = _refusal(error, options)
+        if refusal is None:
+            raise
+        for text in (refusal.problem, refusal.hint):
+            # A library's message or a file's name may span lines.
+            print(f"{parser.prog}: {' '.join(text.split())}", file=sys.stderr)
         return EXIT_USER_ERROR
     return 0
+
+
+def _refusal(error: Exception, options: argparse.Namespace) -> UserError | None:
+    """What to tell the user of an error; None for those that are nobody's mistake but ours."""
+    if isinstance(error, UserError):
+        if ran_out_of_memory(error.__cause__) and NO_MEMORY not in error.problem:  # met while a file was read
+            return UserError(f"{NO_MEMORY}: {error.problem}", MEMORY_HINT)
+        if isinstance(error, WrongValueError) and hasattr(options, error.name):
+            return UserError(f"--{error.name.replace('_', '-')} is {error.value}", error.hint)
+        return error
+    if ran_out_of_memory(error):
+        return UserError(f"{NO_MEMORY}: {error}".removesuffix(": "), MEMORY_HINT)
+    if not isinstance(error, OSError):
+        return None
+    if error.errno == errno.ENAMETOOLONG:  # of every call that is given the path
+        return UserError(f"{shown(error.filename)}: {error.strerror}", "give a path that the system allows")
+    if error.filename is None and error.errno in _OUTPUT_ERRORS:
+        _leave_output()
+        return UserError(
+            f"cannot write to standard output: {error.strerror}", "free space there, or write the output elsewhere"
+        )
+    return None
+
+
+def _leave_output() -> None:
+    """Keep Python from writing there again while it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

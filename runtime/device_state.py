@@ -188,6 +188,25 @@ class DeviceState:
             self._cuda.record(self._copied, self.stream)
             self._cuda.let_wait(source.stream, self._copied)
 
+    def read_cache(self) -> dict[str, npt.NDArray[Any]]:
+        """A copy of the whole cache behind what is in the stream: `key.L`, `value.L` -> [1, H_kv, S_max, head_dim]."""
+        places = {name: self.buffers.places[name] for name in self.buffers.cache}
+        copies = {}
+        staging = self._cuda.allocate_pinned(max(place.count for place in places.values()))
+        try:
+            for name, place in places.items():
+                self._cuda.copy(staging.ctypes.data, self.buffers.address(name), place.count, self.stream)
+                self._cuda.synchronize(self.stream)
+                values = staging[: place.count].copy()
+                if place.dtype == "bfloat16":  # the upper half of fp32
+                    copies[name] = (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+                else:
+                    copies[name] = values.view(place.dtype)
+                copies[name] = copies[name].reshape(place.shape)
+        finally:
+            self._cuda.free_pinned(staging)
+        return copies
+
     def clear_cache(self, start: int) -> None:
         """Zero every row from `start` on, behind which nothing is tainted any more."""
         for name in self.buffers.cache:

@@ -14,16 +14,11 @@ from medusa_engine.runtime.adaptive_plans import AdaptivePlans
 from medusa_engine.runtime.answer_options import AnswerOptions, Message
 from medusa_engine.runtime.async_stream import AsyncGenerationStream
 from medusa_engine.runtime.backend import Backend
-from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.bundle_files import verify_files
+from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.generation_config import read_stop_token_ids
-from medusa_engine.runtime.manifest import (
-    GENERATION_NAME,
-    ONNXRUNTIME,
-    Manifest,
-    read_manifest,
-    verify_files,
-)
+from medusa_engine.runtime.manifest import GENERATION_NAME, ONNXRUNTIME, Manifest, read_manifest
 from medusa_engine.runtime.onnxruntime_backend import CPU, OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
 from medusa_engine.runtime.rounds import Plans, TreePlan
@@ -85,7 +80,7 @@ class Engine:
         started = time.perf_counter()
         source = Path(path)
         if not 0 <= threads <= MOST_THREADS:
-            raise UserError(f"threads is {shown(threads)}", f"give 0 (one per physical core) to {MOST_THREADS}")
+            raise WrongValueError("threads", shown(threads), f"give 0 (one per physical core) to {MOST_THREADS}")
         try:
             if source.suffix == PLAN_SUFFIX and not source.is_dir():
                 if provider is not None:

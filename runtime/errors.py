@@ -22,3 +22,21 @@ class UserError(Exception):
         self.problem_without_file = problem
         self.hint = hint
         super().__init__(f"{self.problem}\n{hint}")
+
+
+class WrongValueError(UserError):
+    """A parameter's value that is not taken; a command puts its option in the place of the parameter's name.
+
+    Args:
+        name: of the parameter: `max_new_tokens`.
+        value: as messages show it.
+        hint: one line saying what is taken.
+
+    Attributes:
+        name, value: as given.
+    """
+
+    def __init__(self, name: str, value: str, hint: str) -> None:
+        super().__init__(f"{name} is {value}", hint)
+        self.name = name
+        self.value = value

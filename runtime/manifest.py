@@ -1,4 +1,4 @@
-"""The bundle on disk: its manifest, and the check that every file is the one that was exported."""
+"""The manifest of a bundle: what it is, which files it has, and the sizes fixed in its graphs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.file_place import check_inside
 from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL, graph_variant
-from medusa_engine.runtime.strict_json import read_json, shown
+from medusa_engine.runtime.strict_json import read_json, shown, stated
 
 FORMAT = "medusa-bundle"
 FORMAT_VERSION = 3  # of 1 the graphs did not end answers themselves; of 2 there was no target
@@ -40,7 +39,7 @@ _MOST_CACHE_ELEMENTS = 1 << 44  # no machine has more
 _MOST_LAYERS = 1 << 14
 _LONGEST_NAME = 100
 _FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
-_EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
+EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 
 
 @dataclass(frozen=True)
@@ -164,16 +163,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{folder}: {what}", _FOLDER_HINT)
     if not path.is_file():
         raise UserError(f"{folder}: no {MANIFEST_NAME}, so this is not a finished bundle", _FOLDER_HINT)
-    return parse_manifest(read_json(path, max_bytes=MAX_MANIFEST_BYTES, hint=_EXPORT_HINT), path)
+    return parse_manifest(read_json(path, max_bytes=MAX_MANIFEST_BYTES, hint=EXPORT_HINT), path)
 
 
-def parse_manifest(document: object, path: Path) -> Manifest:
-    """Validate a manifest that was read from `path`, where a plan's sidecar embeds its bundle's; errors as above."""
+def parse_manifest(document: object, path: Path | str) -> Manifest:
+    """Validate a manifest; errors as above, which name `path` as its place: a plan's sidecar embeds one, too."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UserError(f'{path}: "format" is not {FORMAT!r}', _EXPORT_HINT)
+        raise UserError(f'{path}: "format" is not {FORMAT!r}', EXPORT_HINT)
     version = document.get("format_version")
     if type(version) is not int or version < 1:
-        raise UserError(f"{path}: format_version is {shown(version)}", _EXPORT_HINT)
+        raise UserError(f"{path}: format_version {stated(document, 'format_version')}", EXPORT_HINT)
     if version > FORMAT_VERSION:
         raise UserError(
             f"{path}: format version {version} is newer than {FORMAT_VERSION}, the one this runtime reads",
@@ -181,15 +180,15 @@ def parse_manifest(document: object, path: Path) -> Manifest:
         )
     if version < FORMAT_VERSION:
         raise UserError(
-            f"{path}: format version {version} is older than {FORMAT_VERSION}, the one this runtime reads", _EXPORT_HINT
+            f"{path}: format version {version} is older than {FORMAT_VERSION}, the one this runtime reads", EXPORT_HINT
         )
     unsigned = {name: value for name, value in document.items() if name != "sha256"}
     if document.get("sha256") != document_sha256(unsigned):
-        raise UserError(f"{path}: changed since the export (its sha256 differs)", _EXPORT_HINT)
+        raise UserError(f"{path}: changed since the export (its sha256 differs)", EXPORT_HINT)
 
     def field_of(name: str, kind: type) -> Any:
         if not isinstance(document.get(name), kind):
-            raise UserError(f'{path}: "{name}" is {shown(document.get(name))}', _EXPORT_HINT)
+            raise UserError(f'{path}: "{name}" {stated(document, name)}', EXPORT_HINT)
         return document[name]
 
     target, dtype = field_of("target", str), field_of("dtype", str)
@@ -200,7 +199,7 @@ def parse_manifest(document: object, path: Path) -> Manifest:
         ("weights", weights, WEIGHT_FORMATS.get(dtype, ())),
     ):
         if value not in known:
-            raise UserError(f'{path}: "{name}" is {shown(value)}', _EXPORT_HINT)
+            raise UserError(f'{path}: "{name}" is {shown(value)}', EXPORT_HINT)
     policies = _policies(field_of("policies", list), path)
     penalty = field_of("repetition_penalty", bool)
     names = graph_names(policies, repetition_penalty=penalty, target=target)
@@ -209,7 +208,7 @@ def parse_manifest(document: object, path: Path) -> Manifest:
     trees = _trees(field_of("trees", list), path)
     for name in (*graphs.values(), WEIGHTS_NAME, *trees, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
-            raise UserError(f'{path}: "files" does not list {shown(name)}', _EXPORT_HINT)
+            raise UserError(f'{path}: "files" does not list {shown(name)}', EXPORT_HINT)
     return Manifest(
         name=field_of("name", str),
         target=target,
@@ -225,48 +224,6 @@ def parse_manifest(document: object, path: Path) -> Manifest:
         repetition_penalty=penalty,
         trees=trees,
     )
-
-
-def verify_files(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
-    """Compare every file of the bundle with the manifest.
-
-    Args:
-        hashes: also read the files and compare sha256; sizes alone otherwise.
-
-    Raises:
-        UserError: a file is missing, a link out of the bundle, of another size, or of other content; names it.
-    """
-    for name, facts in manifest.files.items():
-        verify_file(folder / name, facts, hashes=hashes)
-
-
-def verify_file(
-    path: Path,
-    facts: Mapping[str, Any],
-    *,
-    hashes: bool,
-    listed_in: str = "the bundle's manifest",
-    made: str = "the export",
-    hint: str = _EXPORT_HINT,
-) -> None:
-    """Compare a file with its {"bytes", "sha256"} in what lists it.
-
-    Raises:
-        UserError: as `verify_files`.
-    """
-    check_inside(path)
-    if not path.is_file():
-        raise UserError(f"{listed_in} lists this file, but it is missing", hint, file=path)
-    try:
-        size = path.stat().st_size
-        sha256 = file_sha256(path) if hashes and size == facts["bytes"] else None
-    except OSError as error:
-        raise UserError(f"cannot read the file: {error.strerror or error}", "check the file", file=path) from error
-    if size != facts["bytes"]:
-        state = "cut short" if size < facts["bytes"] else "too long"
-        raise UserError(f"{state}: {size} bytes instead of {facts['bytes']}", hint, file=path)
-    if sha256 not in (None, facts["sha256"]):
-        raise UserError(f"changed since {made} (its sha256 differs)", hint, file=path)
 
 
 def file_sha256(path: Path) -> str:
@@ -289,63 +246,63 @@ def cache_rows(target: str, max_length: int, depth: int, max_tree_nodes: int) ->
     return max_length + depth + 1 + (max_tree_nodes if target == TENSORRT else 0)
 
 
-def _limits(values: Mapping[str, Any], target: str, path: Path) -> Limits:
+def _limits(values: Mapping[str, Any], target: str, path: Path | str) -> Limits:
     values = {"lookup": 0, **values}  # bundles that were exported before there was lookup have none
     expected = {field.name for field in fields(Limits)}
     for name in expected:
         value = values.get(name)
         least = 0 if name == "lookup" or (name == "heads" and values["lookup"]) else 1
         if type(value) is not int or not least <= value < LARGEST_LIMIT:
-            raise UserError(f'{path}: "limits.{name}" is {shown(value)}', _EXPORT_HINT)
+            raise UserError(f'{path}: "limits.{name}" {stated(values, name)}', EXPORT_HINT)
     limits = Limits(**{name: values[name] for name in expected})
     least = cache_rows(target, limits.max_length, limits.depth, limits.max_tree_nodes)
     if limits.cache_rows < least:
         raise UserError(
-            f'{path}: "limits.cache_rows" is {limits.cache_rows}; the limits need at least {least}', _EXPORT_HINT
+            f'{path}: "limits.cache_rows" is {limits.cache_rows}; the limits need at least {least}', EXPORT_HINT
         )
     if limits.layers > _MOST_LAYERS or limits.cache_elements > _MOST_CACHE_ELEMENTS:
         raise UserError(
-            f'{path}: "limits" ask for a cache of {limits.layers} layers, {limits.cache_elements} numbers', _EXPORT_HINT
+            f'{path}: "limits" ask for a cache of {limits.layers} layers, {limits.cache_elements} numbers', EXPORT_HINT
         )
     return limits
 
 
-def _policies(values: list[Any], path: Path) -> tuple[str, ...]:
+def _policies(values: list[Any], path: Path | str) -> tuple[str, ...]:
     if GREEDY not in values or not all(value in POLICIES for value in values):
-        raise UserError(f'{path}: "policies" is {shown(values)}', _EXPORT_HINT)
+        raise UserError(f'{path}: "policies" is {shown(values)}', EXPORT_HINT)
     return tuple(values)
 
 
-def _trees(values: list[Any], path: Path) -> tuple[str, ...]:
+def _trees(values: list[Any], path: Path | str) -> tuple[str, ...]:
     if not values or not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
-        raise UserError(f'{path}: "trees" is {shown(values)}', _EXPORT_HINT)
+        raise UserError(f'{path}: "trees" is {shown(values)}', EXPORT_HINT)
     return tuple(values)
 
 
-def _graphs(values: Mapping[str, Any], names: Iterable[str], path: Path) -> dict[str, str]:
+def _graphs(values: Mapping[str, Any], names: Iterable[str], path: Path | str) -> dict[str, str]:
     graphs: dict[str, str] = {}
     for name in names:
         if not isinstance(values.get(name), str):
-            raise UserError(f'{path}: "graphs.{name}" is {shown(values.get(name))}', _EXPORT_HINT)
+            raise UserError(f'{path}: "graphs.{name}" {stated(values, name)}', EXPORT_HINT)
         _check_plain_name(values[name], path)
         if not values[name].endswith(GRAPH_SUFFIX):  # ONNX Runtime goes by the ending, and reads other formats too
-            raise UserError(f'{path}: "graphs.{name}" is {shown(values[name])}, no {GRAPH_SUFFIX} file', _EXPORT_HINT)
+            raise UserError(f'{path}: "graphs.{name}" is {shown(values[name])}, no {GRAPH_SUFFIX} file', EXPORT_HINT)
         graphs[name] = values[name]
     return graphs
 
 
-def listed_files(values: Mapping[str, Any], path: Path) -> dict[str, Mapping[str, Any]]:
+def listed_files(values: Mapping[str, Any], path: Path | str) -> dict[str, Mapping[str, Any]]:
     """Check `files` of a manifest or sidecar: plain names, each with its size in bytes and its sha256."""
     for name, facts in values.items():
         _check_plain_name(name, path)
         if not isinstance(facts, dict) or type(facts.get("bytes")) is not int:
-            raise UserError(f'{path}: "files.{name}" does not give the size in bytes', _EXPORT_HINT)
+            raise UserError(f'{path}: "files.{name}" does not give the size in bytes', EXPORT_HINT)
         if not isinstance(facts.get("sha256"), str):
-            raise UserError(f'{path}: "files.{name}" does not give the sha256', _EXPORT_HINT)
+            raise UserError(f'{path}: "files.{name}" does not give the sha256', EXPORT_HINT)
     return dict(values)
 
 
-def _check_plain_name(name: str, path: Path) -> None:
+def _check_plain_name(name: str, path: Path | str) -> None:
     # Names that are too long for the system are errors of every call.
     if name in ("", ".", "..") or len(name) > _LONGEST_NAME or any(character in name for character in "/\\\0"):
-        raise UserError(f"{path}: {shown(name)} is not the plain name of a file in the bundle", _EXPORT_HINT)
+        raise UserError(f"{path}: {shown(name)} is not the plain name of a file in the bundle", EXPORT_HINT)

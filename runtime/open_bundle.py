@@ -6,9 +6,10 @@ import os
 import weakref
 from pathlib import Path
 
+from medusa_engine.runtime.bundle_files import verify_file
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.graph_file import check_external_data
-from medusa_engine.runtime.manifest import WEIGHTS_NAME, Manifest, verify_file
+from medusa_engine.runtime.manifest import WEIGHTS_NAME, Manifest
 
 _HINT = "open the engine again; medusa-export --force replaces a bundle without harm to engines that are open"
 

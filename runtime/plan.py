@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_engine.runtime.bundle_files import verify_file
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
@@ -17,10 +18,9 @@ from medusa_engine.runtime.manifest import (
     graph_name,
     listed_files,
     parse_manifest,
-    verify_file,
 )
 from medusa_engine.runtime.policy import GREEDY, POLICIES, REJECTION
-from medusa_engine.runtime.strict_json import read_json, shown
+from medusa_engine.runtime.strict_json import read_json, shown, stated
 
 FORMAT = "medusa-plan"
 FORMAT_VERSION = 1
@@ -181,48 +181,12 @@ def check_plan_files(path: Path, plan: Plan, *, hashes: bool = True) -> None:
     verify_file(path, plan.plan, **named)
 
 
-def check_library(path: Path, plan: Plan, *, module: str, version: str) -> None:
-    """Refuse a plan that another version of the library built.
-
-    A version-compatible plan runs on every later version of the same major one; others on the very version alone.
-
-    Args:
-        module: that would deserialise it.
-        version: its `__version__`.
-
-    Raises:
-        UserError: names both versions, and the commands that mend it.
-    """
-    if version == plan.library_version:
-        return
-    built, here = _numbers(plan.library_version), _numbers(version)
-    if plan.version_compatible and built[:1] == here[:1] and built <= here:
-        return
-    raise UserError(
-        f"{path}: built by {plan.flavor} {plan.library_version}, but {module} here is {version}",
-        f"install that version, or build the plan again with this one: {build_command(path, plan)}",
-    )
-
-
-def check_device(path: Path, plan: Plan, *, compute_capability: str, device: str) -> None:
-    """Refuse a plan that was built for other GPUs.
-
-    Raises:
-        UserError: names both capabilities, and the command that builds for this GPU.
-    """
-    if compute_capability != plan.compute_capability:
-        raise UserError(
-            f"{path}: built for compute capability {plan.compute_capability}, but {device} has {compute_capability}",
-            f"build it for this GPU: {build_command(path, plan, compute_capability=compute_capability)}",
-        )
-
-
 def _parse_plan(document: object, path: Path, hint: str) -> Plan:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f'{path}: "format" is not {FORMAT!r}', hint)
     version = document.get("format_version")
     if type(version) is not int or version < 1:
-        raise UserError(f"{path}: format_version is {shown(version)}", hint)
+        raise UserError(f"{path}: format_version {stated(document, 'format_version')}", hint)
     if version != FORMAT_VERSION:
         age = "newer" if version > FORMAT_VERSION else "older"
         mend = f"update medusa-engine, or {hint}" if version > FORMAT_VERSION else hint
@@ -233,31 +197,31 @@ def _parse_plan(document: object, path: Path, hint: str) -> Plan:
     if document.get("sha256") != document_sha256(unsigned):
         raise UserError(f"{path}: changed since the build (its sha256 differs)", hint)
 
-    def refuse(name: str, value: object) -> UserError:
-        return UserError(f'{path}: "{name}" is {shown(value)}', hint)
+    def refuse(name: str, words: str) -> UserError:
+        return UserError(f'{path}: "{name}" {words}', hint)
 
     def field_of(name: str, kind: type) -> Any:
         if not isinstance(document.get(name), kind):
-            raise refuse(name, document.get(name))
+            raise refuse(name, stated(document, name))
         return document[name]
 
     def one_of(name: str, values: tuple[str, ...]) -> str:
         if document.get(name) not in values:
-            raise refuse(name, document.get(name))
+            raise refuse(name, stated(document, name))
         return str(document[name])
 
     acceptance = one_of("acceptance", ACCEPTANCES)
     capability = field_of("compute_capability", str)
     if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", capability):
-        raise refuse("compute_capability", capability)
-    bundle = parse_manifest(document.get("bundle"), path)
+        raise refuse("compute_capability", stated(document, "compute_capability"))
+    bundle = parse_manifest(field_of("bundle", dict), f"{path}: bundle")
     files = listed_files(field_of("files", dict), path)
     for name in (*bundle.trees, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
             raise UserError(f'{path}: "files" does not list {shown(name)}', hint)
     builder = field_of("builder", dict)
     if type(builder.get("version_compatible")) is not bool:
-        raise refuse("builder.version_compatible", builder.get("version_compatible"))
+        raise refuse("builder.version_compatible", stated(builder, "version_compatible"))
     return Plan(
         flavor=one_of("flavor", FLAVORS),
         library_version=field_of("library_version", str),
@@ -275,9 +239,9 @@ def _parse_plan(document: object, path: Path, hint: str) -> Plan:
     )
 
 
-def _profiles(values: list[Any], bundle: Manifest, refuse: Callable[[str, object], UserError]) -> tuple[Profile, ...]:
+def _profiles(values: list[Any], bundle: Manifest, refuse: Callable[[str, str], UserError]) -> tuple[Profile, ...]:
     if [value.get("name") for value in values if isinstance(value, dict)] != list(PROFILES):
-        raise refuse("profiles", values)
+        raise refuse("profiles", f"do not name {' and '.join(PROFILES)}")
     profiles = []
     for value in values:
         ranges = {}
@@ -285,30 +249,26 @@ def _profiles(values: list[Any], bundle: Manifest, refuse: Callable[[str, object
             sizes = value.get(name)
             whole = isinstance(sizes, list) and all(type(size) is int and 0 < size < _LARGEST for size in sizes)
             if not whole or len(sizes) != 3 or sizes != sorted(sizes):
-                raise refuse(f"profiles.{value['name']}.{name}", sizes)
+                raise refuse(f"profiles.{value['name']}.{name}", stated(value, name))
             ranges[name] = (sizes[0], sizes[1], sizes[2])
         profiles.append(Profile(value["name"], **ranges))
     nodes = bundle.limits.max_tree_nodes
     decode, prefill = profiles
     if decode.rows[2] != nodes or decode.logit_rows[2] != nodes:
-        raise refuse("profiles.decode.rows", list(decode.rows))
+        raise refuse("profiles.decode.rows", f"do not end at the {nodes} nodes of the bundle")
     if prefill.rows[0] != 1 or prefill.logit_rows[0] != 1:
-        raise refuse("profiles.prefill.rows", list(prefill.rows))
+        raise refuse("profiles.prefill.rows", "do not begin at 1")
     return tuple(profiles)
 
 
-def _tensor(value: object, refuse: Callable[[str, object], UserError]) -> Tensor:
+def _tensor(value: object, refuse: Callable[[str, str], UserError]) -> Tensor:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise refuse("io", value)
+        raise refuse("io", f"names no tensor in {shown(value)}")
     name, shape = value["name"], value.get("shape")
     if value.get("mode") not in ("input", "output"):
-        raise refuse(f"io.{name}.mode", value.get("mode"))
+        raise refuse(f"io.{name}.mode", stated(value, "mode"))
     if value.get("dtype") not in DTYPES:
-        raise refuse(f"io.{name}.dtype", value.get("dtype"))
+        raise refuse(f"io.{name}.dtype", stated(value, "dtype"))
     if not isinstance(shape, list) or not all(type(size) is int and -1 <= size < _LARGEST for size in shape):
-        raise refuse(f"io.{name}.shape", shape)
+        raise refuse(f"io.{name}.shape", stated(value, "shape"))
     return Tensor(name, value["mode"], value["dtype"], tuple(shape))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"[0-9]+", version))

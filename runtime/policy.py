@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.strict_json import shown
 
 GREEDY, SAMPLE, REJECTION, TYPICAL = "greedy", "sample", "rejection", "typical"
@@ -15,7 +15,8 @@ PENALTY = "penalty"
 ROOTS = ("argmax", "drawn")
 TYPICAL_NOTE = "does not preserve the model's distribution"
 
-_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed")
+OF_DRAWS = ("top_k", "top_p", "min_p", "seed")  # what concerns tokens that are drawn, and nothing else
+_DRAWS = ("temperature", *OF_DRAWS)
 PARAMETERS: dict[str, tuple[str, ...]] = {  # policy -> what it takes
     GREEDY: ("repetition_penalty",),
     SAMPLE: (*_DRAWS, "repetition_penalty"),
@@ -81,17 +82,17 @@ class AcceptancePolicy:
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:
-            raise UserError(f"acceptance is {shown(self.name)}", f"give one of {', '.join(POLICIES)}")
+            raise WrongValueError("acceptance", shown(self.name), f"give one of {', '.join(POLICIES)}")
         if self.typical_root not in ROOTS:
-            raise UserError(f"typical_root is {shown(self.typical_root)}", f"give one of {', '.join(ROOTS)}")
+            raise WrongValueError("typical_root", shown(self.typical_root), f"give one of {', '.join(ROOTS)}")
         for name, least, most in (("top_k", 0, _MOST_TOP_K), ("seed", 0, _SEEDS - 1)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
-                raise UserError(f"{name} is {shown(value)}", f"give a whole number from {least} to {most}")
+                raise WrongValueError(name, shown(value), f"give a whole number from {least} to {most}")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "posterior_threshold", "posterior_alpha"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise UserError(f"{name} is {shown(value)}", "give a number")
+                raise WrongValueError(name, shown(value), "give a number")
         self._check(
             "temperature",
             self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature <= _MOST_TEMPERATURE,
@@ -117,7 +118,7 @@ class AcceptancePolicy:
 
     def _check(self, name: str, right: bool, hint: str) -> None:
         if not right:  # NaN is never right: it compares with nothing
-            raise UserError(f"{name} is {shown(getattr(self, name))}", hint)
+            raise WrongValueError(name, shown(getattr(self, name)), hint)
 
     @property
     def effective(self) -> str:
@@ -159,7 +160,7 @@ class AcceptancePolicy:
         if self.penalises:
             used |= {"repetition_penalty"}
         if self.draws:
-            used |= {"top_k", "top_p", "min_p", "seed"}
+            used |= set(OF_DRAWS)
         if self.name in (SAMPLE, REJECTION) and self.top_k == 1:
             used |= {"top_k"}  # which makes it greedy
         if self.name == TYPICAL:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.policy import PARAMETERS, ROOTS, TYPICAL, TYPICAL_NOTE, AcceptancePolicy, takers
+from medusa_engine.runtime.policy import OF_DRAWS, PARAMETERS, ROOTS, TYPICAL, TYPICAL_NOTE, AcceptancePolicy, takers
 
 
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def policy_of(options: argparse.Namespace) -> AcceptancePolicy:
     """The policy that the options choose.
 
     Raises:
-        UserError: an unknown policy, a parameter that it does not take, or one out of range.
+        UserError: an unknown policy, a parameter that it does not take or that would do nothing, or one out of range.
     """
     taken = PARAMETERS[AcceptancePolicy(options.acceptance).name]
     parameters = {name: getattr(options, name) for name in PARAMETERS[TYPICAL]}
@@ -57,4 +57,11 @@ def policy_of(options: argparse.Namespace) -> AcceptancePolicy:
                 f"--{name.replace('_', '-')} is given, but --acceptance {options.acceptance} has no such parameter",
                 f"drop it, or give --acceptance {takers(name)}",
             )
-    return AcceptancePolicy(options.acceptance, **given)
+    policy = AcceptancePolicy(options.acceptance, **given)
+    if policy.name == TYPICAL and policy.typical_root == ROOTS[0]:
+        for name in (name for name in OF_DRAWS if name in given):
+            raise UserError(
+                f"--{name.replace('_', '-')} is given, but --acceptance {TYPICAL} draws nothing",
+                f"drop it, or give --typical-root {ROOTS[1]}",
+            )
+    return policy

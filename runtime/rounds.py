@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from medusa_engine.runtime.backend import DecodeState
-from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.tree import Tree, TreeBuffers, check_tree, compile_tree
@@ -147,9 +147,9 @@ class Decoding:
     ) -> None:
         _check_prompt(prompt_ids, limits)
         if not _is_index(max_new_tokens) or max_new_tokens < 0:
-            raise UserError(f"max_new_tokens is {shown(max_new_tokens)}", "give a whole number, 0 or more")
+            raise WrongValueError("max_new_tokens", shown(max_new_tokens), "give a whole number, 0 or more")
         if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):  # NaN is not
-            raise UserError(f"the deadline is {shown(deadline)}", "give a time above 0")
+            raise WrongValueError("deadline", shown(deadline), "give seconds above 0")
         self._state = state
         self._limits = limits
         self._prompt = np.array(prompt_ids, dtype=np.int64)

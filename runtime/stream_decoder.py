@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
+
+from medusa_engine.runtime.tokenizer_errors import refusing
 
 # Tokens kept to decode the next ones. At least 3: a UTF-8 decoder's state depends on the last 3 bytes, and a
 # token has one byte or more.
@@ -29,18 +32,24 @@ class StreamDecoder:
 
     Args:
         tokenizer: the tokenizer of the ids. Ids that it does not know have no text.
+        file: it was read from; errors name it.
         skip_special_tokens: leave special tokens out of the text.
         prompt_ids: ids that stand before the first pushed one; their text is not released.
+
+    Raises:
+        UserError: here, in `push` and in `finish`: the library fails on what the file says.
     """
 
     def __init__(
         self,
         tokenizer: tokenizers.Tokenizer,
         *,
+        file: Path | str = "tokenizer.json",
         skip_special_tokens: bool = True,
         prompt_ids: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
+        self._file = file
         self._skipped: frozenset[str] = frozenset()
         if skip_special_tokens:
             added = tokenizer.get_added_tokens_decoder().values()
@@ -58,6 +67,7 @@ class StreamDecoder:
         """Return the text that became final with these ids, "" when there is none.
 
         Raises:
+            UserError: as above.
             RuntimeError: the stream was finished.
         """
         if self._finished:
@@ -78,7 +88,8 @@ class StreamDecoder:
         return self._release(self._decode(self._window))
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+        with refusing(f"{self._file}: the tokenizer fails"):
+            return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
 
     def _extend(self, ids: Sequence[int]) -> int:
         """Append the ids that have text and return how many those are."""

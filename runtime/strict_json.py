@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from medusa_engine.runtime.errors import UserError
@@ -132,6 +132,11 @@ def _deeper_than(most: int, document: object) -> bool:
         if not level:
             return False
     return True
+
+
+def stated(document: Mapping[str, object], name: str) -> str:
+    """What an error message says of a field of a JSON object: `is missing`, or `is 3`."""
+    return f"is {shown(document[name])}" if name in document else "is missing"
 
 
 def shown(value: object) -> str:

@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,8 @@ from medusa_engine.runtime.backend import Published, SessionState
 from medusa_engine.runtime.cuda import Cuda, open_cuda
 from medusa_engine.runtime.device_state import RING_SLOTS, DeviceState, Result
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.plan import Plan, check_device
+from medusa_engine.runtime.plan import Plan
+from medusa_engine.runtime.plan_fit import check_device
 from medusa_engine.runtime.policy import GREEDY, AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import plan_inputs
 from medusa_engine.runtime.tensorrt_library import TensorRtLibrary
@@ -165,6 +166,16 @@ class TensorRtState:
     def proposed(self) -> Int64Array:
         self._drain()
         return self._last.proposed[: self._rows_ready].copy()
+
+    @property
+    def pending_rows(self) -> Int64Array:
+        """[D+1] packed rows that the pass read last accepted; only its first G count."""
+        return self._read.pending_rows
+
+    def cache_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """`key.L` and `value.L` -> [1, H_kv, S_max, head_dim], copied; no pass is in flight then."""
+        self._drain()
+        return self._device.read_cache()
 
     def keep_pending(self, count: int) -> None:
         read = self._read

@@ -10,7 +10,8 @@ from typing import Any
 
 from medusa_engine.runtime.cuda import Stream
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.plan import TENSORRT, TENSORRT_RTX, Plan, Tensor, build_command, check_library
+from medusa_engine.runtime.plan import TENSORRT, TENSORRT_RTX, Plan, Tensor, build_command
+from medusa_engine.runtime.plan_fit import check_library
 
 _DTYPES = {
     "float32": "FLOAT",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from medusa_engine.runtime.chat_template import TEMPLATE_FILE, ChatTemplate
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.stream_decoder import StreamDecoder
 from medusa_engine.runtime.strict_json import read_json, shown
+from medusa_engine.runtime.tokenizer_errors import CONFIG_HINT, refusing
 from medusa_engine.runtime.utf8_file import read_utf8_file
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 
 _MAX_CONFIG_BYTES = 64 << 20  # old configs repeat every added token
-_CONFIG_HINT = "save the tokenizer again with the checkpoint's save_pretrained"
 _SPECIAL_TOKEN_NAMES = (
     "bos_token",
     "cls_token",
@@ -64,7 +63,7 @@ class Tokenizer:
             UserError: a file cannot be read or is not valid; names the file.
         """
         path = folder / TOKENIZER_FILE
-        with _refusing(f"{path}: cannot load the tokenizer"):
+        with refusing(f"{path}: cannot load the tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(path))
         # A saved cut or padding length belongs to training batches, not to a prompt.
         backend.no_truncation()
@@ -78,9 +77,7 @@ class Tokenizer:
             if name in named:
                 token_id = backend.token_to_id(named[name])
                 if token_id is None:
-                    raise UserError(
-                        f"{config_path}: {name} {shown(named[name])} is not a token of {path}", _CONFIG_HINT
-                    )
+                    raise UserError(f"{config_path}: {name} {shown(named[name])} is not a token of {path}", CONFIG_HINT)
                 named_ids[name] = token_id
         return cls(
             backend,
@@ -128,17 +125,18 @@ class Tokenizer:
                 f"prompt text: character {error.start} is not valid Unicode ({error.reason})",
                 "give the prompt as UTF-8 text",
             ) from error
-        with _refusing(f"{self._folder / TOKENIZER_FILE}: the tokenizer fails"):
+        with refusing(f"{self._folder / TOKENIZER_FILE}: the tokenizer fails"):
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, spaces before punctuation kept; unknown ids have no text."""
-        with _refusing(f"{self._folder / TOKENIZER_FILE}: the tokenizer fails"):
+        with refusing(f"{self._folder / TOKENIZER_FILE}: the tokenizer fails"):
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def stream_decoder(self, skip_special_tokens: bool = True, *, prompt_ids: Sequence[int] = ()) -> StreamDecoder:
         """Return a decoder of the ids that follow `prompt_ids`; see `StreamDecoder`."""
-        return StreamDecoder(self._backend, skip_special_tokens=skip_special_tokens, prompt_ids=prompt_ids)
+        file = self._folder / TOKENIZER_FILE
+        return StreamDecoder(self._backend, file=file, skip_special_tokens=skip_special_tokens, prompt_ids=prompt_ids)
 
     def special_tokens_in(self, text: str) -> list[str]:
         """Return the special tokens whose text appears in `text`, which `encode` turns into ids."""
@@ -183,24 +181,12 @@ def read_prompt_file(path: Path) -> str:
     return read_utf8_file(path, hint="save the prompt as UTF-8 text")
 
 
-@contextlib.contextmanager
-def _refusing(problem: str) -> Iterator[None]:
-    """Let whatever a tokenizer's file makes the library trip over be a user error."""
-    try:
-        yield
-    except BaseException as error:
-        # The library raises no narrower type, for a missing file too; its panics are no `Exception`.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(f"{problem}: {error}", _CONFIG_HINT) from error
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    config = read_json(path, max_bytes=_MAX_CONFIG_BYTES, hint=_CONFIG_HINT)
+    config = read_json(path, max_bytes=_MAX_CONFIG_BYTES, hint=CONFIG_HINT)
     if not isinstance(config, dict):
-        raise UserError(f"{path}: expected a JSON object, found {shown(config)}", _CONFIG_HINT)
+        raise UserError(f"{path}: expected a JSON object, found {shown(config)}", CONFIG_HINT)
     return config
 
 
@@ -213,6 +199,6 @@ def _named_tokens(config: Mapping[str, object], path: Path) -> dict[str, str]:
         if content is None:
             continue
         if not isinstance(content, str):
-            raise UserError(f"{path}: {name} {shown(value)} is not a token", _CONFIG_HINT)
+            raise UserError(f"{path}: {name} {shown(value)} is not a token", CONFIG_HINT)
         named[name] = content
     return named

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
+from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.tree import TreeBuffers
 
 Ints = npt.NDArray[np.int64]

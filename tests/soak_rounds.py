@@ -12,7 +12,7 @@ from tree_invariants import prefix_closure
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import Limits
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
+from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import Tree, TreeBuffers, parse_tree
 

@@ -155,15 +155,17 @@ def test_chat_that_the_template_refuses(chat_bundle: Path, commands: Commands) -
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--max-new-tokens", "-1"), ("max_new_tokens", "-1")),
-        (("--threads", "-1"), ("threads", "-1")),
-        (("--threads", "1099511627776"), ("threads", "1099511627776")),
+        (("--max-new-tokens", "-1"), ("--max-new-tokens is -1",)),
+        (("--threads", "-1"), ("--threads is -1",)),
+        (("--threads", "1099511627776"), ("--threads is 1099511627776",)),
+        (("--deadline-ms", "0"), ("--deadline-ms is 0.0",)),
+        (("--acceptance", "sample", "--top-p", "0"), ("--top-p is 0.0",)),
         (("--system", "Be brief."), ("--system", "--chat")),
         (("--tree", "tree.json", "--no-speculation"), ("--tree", "--no-speculation")),
         (("--chat",), ("--chat", "--prompt-ids")),
         (("--compare-plain", "--no-speculation"), ("--compare-plain", "--no-speculation")),
     ],
-    ids=["tokens", "threads", "too many threads", "system", "tree", "chat", "compare"],
+    ids=["tokens", "threads", "too many threads", "deadline", "top-p", "system", "tree", "chat", "compare"],
 )
 def test_option_that_makes_no_sense(
     options: tuple[str, ...], named: tuple[str, ...], ids_bundle: Path, commands: Commands

@@ -109,6 +109,16 @@ def test_field_of_the_wrong_kind(field: str, value: object, bundle: Path, comman
     commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", f'"{field}"'])
 
 
+@pytest.mark.parametrize("field", ["format_version", "target", "limits.layers", "graphs.round", "trees"])
+def test_field_that_is_missing(field: str, bundle: Path, commands: Commands) -> None:
+    def edit(document: dict[str, Any]) -> None:
+        *outer, last = field.split(".")
+        (document[outer[0]] if outer else document).pop(last)
+
+    edit_manifest(bundle, edit)
+    commands.run_refuses("--engine", bundle, *ASK, named=[bundle / "manifest.json", field, "is missing"])
+
+
 @pytest.mark.parametrize("value", ["64", 1.5, True, None, 0, -1, 1 << 40, [64]])
 @pytest.mark.parametrize("limit", ["cache_rows", "vocab_size"])
 def test_limit_that_is_no_size(limit: str, value: object, bundle: Path, commands: Commands) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -92,6 +93,20 @@ def test_checkpoint_that_lacks_any_tensor_is_refused(name: str, tmp_path: Path) 
         assert str(folder) in refused.value.problem
         now = lacking.replace("embed_out.", "lm_head.").replace("block_sparse_moe.", "mlp.")  # transformers' names
         assert lacking in refused.value.problem or now in refused.value.problem
+
+
+@pytest.mark.parametrize("layer", ["0", "[01]"])
+def test_checkpoint_that_lacks_its_last_expert_is_refused(layer: str, tmp_path: Path) -> None:
+    """In one layer, or in all, where the numbers of the tensors alone do not tell."""
+    family = FAMILIES["Mixtral"]
+    folder = save_family(tmp_path, family.config, seed=family.seed)
+    last = rf"model\.layers\.{layer}\.block_sparse_moe\.experts\.3\."
+    kept = {
+        name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if not re.match(last, name)
+    }
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"the tensor {last}w1\.weight is missing"):
+        load(folder)
 
 
 # Vocabularies

@@ -17,8 +17,10 @@ from checkpoints import write_tree
 from command_checks import Commands, contents
 
 from medusa_engine.exporter import bundle, checkpoint
+from medusa_engine.exporter.saved_tokenizer import save_tokenizer
+from medusa_engine.runtime.bundle_files import verify_files
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import read_manifest, verify_files
+from medusa_engine.runtime.manifest import read_manifest
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def test_a_tokenizer_that_finds_the_disk_full(
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full_in_rust)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        checkpoint.save_tokenizer(checkpoint.find_source(str(chat_bundle.parent / "llama")), tmp_path)
+        save_tokenizer(checkpoint.find_source(str(chat_bundle.parent / "llama")), tmp_path)
 
 
 # What training writes

@@ -16,12 +16,13 @@ from checkpoints import write_tree
 from command_checks import EXPORT, contents, offline_environment, unchanged
 
 from medusa_engine.exporter import bundle
+from medusa_engine.runtime.bundle_files import verify_files
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import MANIFEST_NAME, read_manifest, verify_files
+from medusa_engine.runtime.manifest import MANIFEST_NAME, read_manifest
 
 # Where the export is held up, from its first file to its last step.
 STAGES = [
-    ("checkpoint", "write_generation_config"),
+    ("export", "write_generation_config"),
     ("graphs", "write_weights"),
     ("graphs", "write_graph"),
     ("bundle", "write_manifest"),
@@ -106,7 +107,7 @@ def test_killed_export_leaves_the_earlier_bundle(stage: tuple[str, str], llama_f
     [
         (signal.SIGINT, 130, None),
         (signal.SIGTERM, 128 + signal.SIGTERM, ("export", "check_logits")),
-        (signal.SIGHUP, 128 + signal.SIGHUP, ("checkpoint", "write_generation_config")),
+        (signal.SIGHUP, 128 + signal.SIGHUP, ("export", "write_generation_config")),
     ],
     ids=["interrupted", "terminated", "hung up"],
 )

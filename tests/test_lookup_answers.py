@@ -21,7 +21,7 @@ from tree_strategies import trees
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.lookup import lookup_tokens
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
+from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import LOOKUP, Tree, TreeBuffers, parse_tree

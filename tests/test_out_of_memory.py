@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from bundle_edits import edit_manifest
-from command_checks import check_refused
+from checkpoints import save_llama, write_tree
+from command_checks import check_refused, unchanged
+
+from medusa_engine.runtime.memory_errors import ran_out_of_memory
 
 # Leaves a process little more memory than it has when it comes to a function, whatever its libraries take.
 TIGHT = """
 import mmap, resource, sys
-from medusa_engine.runtime import cli
-from medusa_engine.runtime.engine import Engine
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
-
+{imports}
 function = {owner}.{name}
 
 def tight(*arguments, **options):
@@ -29,10 +30,24 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+RUN = """
+from medusa_engine.runtime import cli
+from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
+"""
+EXPORT = """
+from medusa_engine.exporter import checkpoint, cli
+"""
+
+
+def run(imports: str, owner: str, name: str, *arguments: str | Path, left: int) -> subprocess.CompletedProcess[str]:
+    program = TIGHT.format(imports=imports, owner=owner, name=name, left=left)
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
 def refuses(owner: str, name: str, bundle: Path, *named: str | Path, left: int = 1 << 17) -> None:
-    program = TIGHT.format(owner=owner, name=name, left=left)
-    command = [sys.executable, "-c", program, "--engine", str(bundle), "--prompt-ids", "1,2,3", "--threads", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = run(RUN, owner, name, "--engine", bundle, "--prompt-ids", "1,2,3", "--threads", "1", left=left)
     check_refused(ended.returncode, ended.stderr, "medusa-run", *named)
 
 
@@ -48,3 +63,23 @@ def test_too_little_for_a_cache(plain_bundle: Path, tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(plain_bundle, tmp_path / "bundle"))
     edit_manifest(bundle, lambda document: document["limits"].update(cache_rows=1 << 24))
     refuses("OnnxRuntimeBackend", "new_state", bundle, bundle, "not enough memory for a cache", left=1 << 26)
+
+
+def test_too_little_to_read_the_weights_of_an_export(plain_bundle: Path, tmp_path: Path) -> None:
+    model, bundle = save_llama(tmp_path / "model"), tmp_path / "bundle"
+    shutil.copytree(plain_bundle, bundle)
+    tree = write_tree(tmp_path / "tree.json")
+    options = ("--model", model, "--untrained-heads", "2", "--tree", tree, "--force", "-o", bundle)
+    with unchanged(tmp_path):
+        ended = run(EXPORT, "checkpoint", "load_model", *options, left=1 << 16)
+    check_refused(ended.returncode, ended.stderr, "medusa-export", "not enough memory")
+    assert "free memory" in ended.stderr
+
+
+def test_other_errors_of_libraries_are_not_taken_for_it() -> None:
+    assert not ran_out_of_memory(RuntimeError("shape mismatch"))
+    assert not ran_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
+    cause = RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+    error = ValueError("cannot load")
+    error.__cause__ = cause
+    assert ran_out_of_memory(error)

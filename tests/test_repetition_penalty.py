@@ -137,7 +137,7 @@ def test_a_bundle_without_penalising_graphs_refuses(shared_heads: Exported, comm
     assert "medusa-export --repetition-penalty" in refused.value.hint
     ask = ("--engine", shared_heads.bundle, "--prompt-ids", "1", "--repetition-penalty")
     commands.run_refuses(*ask, "1.1", named=["exported without --repetition-penalty"])
-    commands.run_refuses(*ask, "0", named=["repetition_penalty is 0.0"])
+    commands.run_refuses(*ask, "0", named=["--repetition-penalty is 0.0"])
     commands.run(*ask, "1")
 
 

@@ -8,7 +8,7 @@ import pytest
 import soak_rounds
 from soak_rounds import MaybePlanted, Tally, write_answers
 
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
+from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.tree import TreeBuffers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from medusa_engine.runtime.backend import DecodeState, Published
 from medusa_engine.runtime.engine import Engine
-from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import Tree, TreeBuffers, TreePath
@@ -38,7 +38,7 @@ def calibrate(
         UserError: the engine runs no tree of two nodes, or a prompt is empty or too long.
     """
     if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens}", "give 1 or more")
+        raise WrongValueError("max_new_tokens", str(max_new_tokens), "give 1 or more")
     if engine.limits.max_tree_nodes < 2:
         raise UserError("the engine runs no tree but the root", "export with medusa-export --max-tree-nodes 2 or more")
     if not engine.limits.heads:

@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     from medusa_engine.exporter import checkpoint
+    from medusa_engine.exporter.saved_tokenizer import save_tokenizer, stop_token_ids
     from medusa_engine.runtime.manifest import file_sha256
     from medusa_engine.runtime.text import Tokenizer, read_prompt_file
 
@@ -78,11 +79,11 @@ def _run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="medusa-distill-") as name:
         folder = Path(name)
         model = checkpoint.load_model(source)
-        saved = checkpoint.save_tokenizer(source, folder)
+        saved = save_tokenizer(source, folder)
         target = _Target(
             model=model,
             tokenizer=None if saved is None else Tokenizer.open(folder),
-            stop_ids=frozenset(checkpoint.stop_token_ids(model, saved)),
+            stop_ids=frozenset(stop_token_ids(model, saved)),
             device=device,
             dtype=dtype,
             provenance={

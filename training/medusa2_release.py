@@ -17,6 +17,7 @@ from medusa_engine.exporter.backbone import ADAPTER_FILE
 from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, write_checkpoint
 from medusa_engine.exporter.head_formats import MEDUSA_2, ORIGINAL
 from medusa_engine.exporter.heads import HeadWeights
+from medusa_engine.exporter.saved_tokenizer import save_tokenizer
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.json_file import write_json
 from medusa_engine.training.medusa2_model import Medusa2
@@ -60,7 +61,7 @@ def write_merged_release(model: Medusa2, source: checkpoint.Source, folder: Path
         merged.save_pretrained(partial, state_dict=tensors)
         if copied:
             shutil.copy(settings, partial / settings.name)
-        checkpoint.save_tokenizer(source, partial)
+        save_tokenizer(source, partial)
 
 
 def _head_tensors(heads: HeadWeights, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.policy import GREEDY
 from medusa_engine.runtime.strict_json import shown
 
@@ -59,9 +59,9 @@ class ServeOptions:
         ):
             value = getattr(self, name)
             if not least <= value <= most:
-                raise UserError(f"{name} is {shown(value)}", f"give a whole number from {least} to {most}")
+                raise WrongValueError(name, shown(value), f"give a whole number from {least} to {most}")
         if self.deadline_ms is not None and not self.deadline_ms / 1000 > 0:  # NaN is not
-            raise UserError(f"deadline_ms is {shown(self.deadline_ms)}", "give a time above 0")
+            raise WrongValueError("deadline_ms", shown(self.deadline_ms), "give a time above 0")
         if not self.model_name:
             raise UserError("the served model name is empty", "give at least one character")
         if self.api_key is not None and not self.api_key:

@@ -20,9 +20,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from medusa_engine.exporter import check
 from medusa_engine.exporter.cli import main
 from medusa_engine.exporter.round import Round
+from medusa_engine.runtime.bundle_files import verify_files
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import DTYPE_BYTES, Manifest, read_manifest, verify_files
+from medusa_engine.runtime.manifest import DTYPE_BYTES, Manifest, read_manifest
 
 TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 ROWS, VOCAB, HIDDEN = 20, 61, 128

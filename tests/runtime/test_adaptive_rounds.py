@@ -13,7 +13,7 @@ from tiny_models import greedy_ids
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.generation import Generation
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
+from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
 from medusa_engine.runtime.session import Session

@@ -19,7 +19,7 @@ from plan_states import check_plan_cache
 from medusa_engine.runtime.cuda import open_cuda
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
+from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
 from medusa_engine.runtime.tree import Tree, parse_tree
 

@@ -33,28 +33,37 @@ def test_a_file_that_holds_no_tokenizer(text: str, tmp_path: Path) -> None:
     assert str(tmp_path / "tokenizer.json") in error.value.problem
 
 
-class PanicException(BaseException):
-    """What the library raises where its Rust code panics, by name: no class of that name is importable."""
+def changed(folder: Path, **fields: Any) -> Tokenizer:
+    """The tokenizer with other fields, which the library loads and panics on later."""
+    document = json.loads((TOKENIZERS / "spm_byte_fallback" / "tokenizer.json").read_text())
+    return Tokenizer.open(with_file(folder, json.dumps(document | fields)))
 
 
-class Panicking:
-    """A backend whose every call panics."""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def panic(*_arguments: object, **_options: object) -> Any:
-            raise PanicException("range end index 7 out of range")
-
-        return panic
+def refused(folder: Path, call: Callable[[], object]) -> None:
+    with pytest.raises(UserError, match="the tokenizer fails") as error:
+        call()
+    assert str(folder / "tokenizer.json") in error.value.problem
 
 
-def test_a_panic_of_the_library_is_a_user_error(tmp_path: Path) -> None:
-    folder = with_file(tmp_path, (TOKENIZERS / "spm_byte_fallback" / "tokenizer.json").read_text())
-    tokenizer = Tokenizer.open(folder)
-    tokenizer._backend = Panicking()  # type: ignore[assignment]
-    for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode([1])):
-        with pytest.raises(UserError, match="out of range") as error:
-            call()
-        assert str(folder / "tokenizer.json") in error.value.problem
+def test_a_panic_while_a_text_is_read(tmp_path: Path) -> None:
+    """Its template names a special token that it does not explain."""
+    piece = {"SpecialToken": {"id": "X", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [piece], "pair": [], "special_tokens": {}}
+    tokenizer = changed(tmp_path, post_processor=template)
+    refused(tmp_path, lambda: tokenizer.encode("the cat"))
+
+
+def test_a_panic_while_an_answer_is_decoded(tmp_path: Path) -> None:
+    """More spaces are cut from the end than there are characters, all at once or as tokens arrive."""
+    blank = {"type": "Replace", "pattern": {"Regex": "."}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 90}
+    tokenizer = changed(tmp_path, decoder={"type": "Sequence", "decoders": [blank, {"type": "Fuse"}, strip]})
+    ids = tokenizer.encode("the cat")
+    refused(tmp_path, lambda: tokenizer.decode(ids))
+    refused(tmp_path, lambda: tokenizer.stream_decoder(prompt_ids=ids))
+    stream = tokenizer.stream_decoder()
+    assert stream.push(ids) == ""
+    refused(tmp_path, stream.finish)
 
 
 @pytest.mark.parametrize("text", ["[" * 100, json.dumps({"a": {"b": [1e308]}}) * 2, '{"eos_token": 1e400}'])

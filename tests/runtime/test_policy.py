@@ -112,6 +112,8 @@ def test_options_choose_the_policy() -> None:
         (("--acceptance", "sample", "--posterior-alpha", "1"), "--posterior-alpha is given"),
         (("--acceptance", "best"), 'acceptance is "best"'),
         (("--acceptance", "sample", "--top-p", "0"), "top_p is 0.0"),
+        (("--acceptance", "typical", "--seed", "3"), "--seed is given, but --acceptance typical draws nothing"),
+        (("--acceptance", "typical", "--top-p", "0.5"), "--top-p is given"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], words: str) -> None:

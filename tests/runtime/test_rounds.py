@@ -16,7 +16,7 @@ from tiny_models import RIGGED_HEADS, RIGGED_RANKS, RIGGED_VOCAB, Exported, Rigg
 from tree_strategies import trees
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
+from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import Tree, TreeBuffers, load_tree, parse_tree
 

@@ -238,7 +238,7 @@ def test_other_options_of_search_that_cannot_be_used(
 ) -> None:
     engine = ["search", calibration, "--for-engine", chat_bundle, "-o"]
     refuses(*engine, tmp_path / "t.json", "--measure", -1, named=["--measure is -1"])
-    refuses(*engine, tmp_path / "t.json", "--threads", 5000, named=["threads is 5000"])
+    refuses(*engine, tmp_path / "t.json", "--threads", 5000, named=["--threads is 5000"])
     refuses(*engine, tmp_path / "none" / "t.json", named=[tmp_path / "none" / "t.json", "folder does not exist"])
     refuses("search", calibration, "--for-engine", calibration, "-o", tmp_path / "t.json", named=["not a bundle"])
     with pytest.raises(SystemExit) as usage:

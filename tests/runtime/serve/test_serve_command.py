@@ -96,11 +96,11 @@ def test_log_level_info_logs_requests_to_standard_error(chat_bundle: Path) -> No
     ("options", "named"),
     [
         (["--sessions", "0"], "sessions"),
-        (["--max-queue", "-1"], "max_queue"),
+        (["--max-queue", "-1"], "--max-queue is -1"),
         (["--deadline-ms", "nan"], "deadline"),
         (["--shutdown-seconds", "-1"], "--shutdown-seconds"),
         (["--shutdown-seconds", "1" * 300], "--shutdown-seconds"),
-        (["--deadline-ms", "5e-324"], "deadline_ms"),
+        (["--deadline-ms", "5e-324"], "--deadline-ms is 5e-324"),
         (["--served-model-name", ""], "model name"),
         (["--api-key", ""], "--api-key"),
         (["--api-key", "two words"], "--api-key"),
