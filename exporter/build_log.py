@@ -7,11 +7,14 @@ import functools
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
+
+from medusa_engine.runtime.command_line import EXIT_INTERRUPTED
 
 _NODE = re.compile(r"(?P<name>.+) \[(?P<op>\w+)\] inputs: (?P<tensors>.*)")
 _PLACE = re.compile(r"\s*(?:\(|\b)In (?:function )?[\w:~]+ at /\S+:\d+\)?")  # in the library's own sources
@@ -94,24 +97,52 @@ def native_work(*, verbose: bool) -> Iterator[None]:
     is on disk yet.
     """
     with contextlib.ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                handler = signal.getsignal(number)
-                if callable(handler):  # neither ignored nor default
-                    signal.signal(number, signal.SIG_DFL)
-                    stack.callback(signal.signal, number, handler)
+        terminal = 2  # where standard error goes
         if not verbose:
             sys.stdout.flush()
             sys.stderr.flush()
             sink = stack.enter_context(tempfile.TemporaryFile())
             for descriptor in (1, 2):
                 with contextlib.suppress(OSError):  # closed before the start
-                    saved = os.dup(descriptor)
+                    terminal = os.dup(descriptor)
                     os.dup2(sink.fileno(), descriptor)
-                    stack.callback(_restore, saved, descriptor)
+                    stack.callback(_restore, terminal, descriptor)
+        stack.enter_context(_ended_at_once(terminal))
         yield
 
 
 def _restore(saved: int, descriptor: int) -> None:
     os.dup2(saved, descriptor)
     os.close(saved)
+
+
+@contextlib.contextmanager
+def _ended_at_once(terminal: int) -> Iterator[None]:
+    """Let signals end the process while the library holds the main thread, which alone runs Python's handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    receiving, sending = socket.socketpair()
+    sending.setblocking(False)
+    watcher = threading.Thread(target=_end_at_signal, args=(receiving, terminal), daemon=True)
+    before = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        sending.close()  # which ends the watcher
+        watcher.join()
+        receiving.close()
+
+
+def _end_at_signal(receiving: socket.socket, terminal: int) -> None:
+    """Read the numbers of signals that Python has handlers for, until the other end is closed."""
+    while numbers := receiving.recv(1):
+        (number,) = numbers
+        if number == signal.SIGINT:
+            with contextlib.suppress(OSError):
+                os.write(terminal, b"\nmedusa-build: interrupted\n")
+            os._exit(EXIT_INTERRUPTED)
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            os._exit(128 + number)

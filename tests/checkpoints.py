@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 DATA = Path(__file__).parent / "data"
 ARTIFACTS = DATA / "artifacts"
@@ -74,3 +75,8 @@ def save_hub_cache(home: Path, repositories: dict[str, Path]) -> Path:
 def write_tree(path: Path, paths: Sequence[Sequence[int]] = ((0,), (1,), (0, 0))) -> Path:
     path.write_text(json.dumps([list(entry) for entry in paths]))
     return path
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    """Give fields of a JSON file other values."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -17,6 +17,8 @@ BUILD = [sys.executable, "-m", "medusa_engine.exporter.build_cli"]
 EXPORT = [sys.executable, "-m", "medusa_engine.exporter.cli"]
 RUN = [sys.executable, "-m", "medusa_engine.runtime.cli"]
 
+ExportRefuses = Callable[..., None]  # of the fixture `export_refuses`
+
 _PROGRESS = {
     "medusa-export": re.compile(r"(loading|tracing|fusing|comparing|quantising|writing) .*\.\.\. ?(\d+ s)?"),
     "medusa-build": re.compile(r"(verifying|parsing|building|writing|running) .*\.\.\. ?(\d+\.\d s)?"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import demo_model
 import pytest
-from command_checks import Commands
+from checkpoints import write_tree
+from command_checks import Commands, ExportRefuses, unchanged
 
 from medusa_engine.runtime.engine import Engine
 
@@ -232,3 +234,24 @@ def tokenizer_bundle(folder: Path, tokenizer: str) -> Path:
     save_llama(folder / "llama", vocab_size=CHAT_VOCAB, tokenizer=tokenizer)
     options = ("--untrained-heads", "2", "--top-k", "4", "--max-tree-nodes", "8", "--max-length", "64")
     return export(folder / "llama", folder / "bundle", *options).bundle
+
+
+@pytest.fixture
+def model_copy(llama_folder: Path, tmp_path: Path) -> Path:
+    """A copy of a good checkpoint, to be damaged."""
+    return Path(shutil.copytree(llama_folder, tmp_path / "model"))
+
+
+@pytest.fixture
+def export_refuses(tmp_path: Path, commands: Commands) -> ExportRefuses:
+    """Check that an export of a model is refused and leaves everything as it was."""
+    tree = write_tree(tmp_path / "tree.json")
+
+    def check(model: str | Path, *options: str | Path, named: list[str | Path]) -> None:
+        options = options or ("--untrained-heads", "2")
+        with unchanged(tmp_path):
+            commands.export_refuses(
+                "--model", model, "--tree", tree, "-o", tmp_path / "new" / "bundle", *options, named=named
+            )
+
+    return check

@@ -88,6 +88,41 @@ def causal_mask(graph: onnx.GraphProto, _functions: Any) -> None:
     _put_first(graph, nodes)
 
 
+def scaled_attention(layer: int) -> Callable[[onnx.GraphProto, Any], None]:
+    """Let the scores of one layer be a twentieth larger."""
+
+    def edit(graph: onnx.GraphProto, _functions: Any) -> None:
+        node = [node for node in graph.node if node.op_type == "Attention"][layer]
+        (scale,) = (attribute for attribute in node.attribute if attribute.name == "scale")
+        scale.f *= 1.05
+
+    return edit
+
+
+def logits_of_other_rows(graph: onnx.GraphProto, _functions: Any) -> None:
+    """Project the rows in the reverse order."""
+    (node,) = (node for node in graph.node if node.op_type == "Unsqueeze" and node.input[0] == "logit_rows")
+    node.input[0] = "reversed_rows"
+    values = {"from_last": -1, "to_first": -(1 << 31), "of_rows": 0, "backwards": -1}
+    for name, value in values.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
+    _put_first(graph, [helper.make_node("Slice", ["logit_rows", *values], ["reversed_rows"])])
+
+
+def path_through_a_sibling(graph: onnx.GraphProto, _functions: Any) -> None:
+    """Let paths lead through row 2 where they lead through row 1."""
+    for name, value in {"right_row": 1, "wrong_row": 2}.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+    for node in graph.node:
+        if node.input and node.input[0] == "retrieve_indices":
+            node.input[0] = "wrong_paths"
+    nodes = [
+        helper.make_node("Equal", ["retrieve_indices", "right_row"], ["is_right_row"]),
+        helper.make_node("Where", ["is_right_row", "wrong_row", "retrieve_indices"], ["wrong_paths"]),
+    ]
+    _put_first(graph, nodes)
+
+
 def nothing_accepted(graph: onnx.GraphProto, _functions: Any) -> None:
     """Let no draft match what was chosen before it."""
     match = next(node for node in graph.node if node.op_type == "Equal")

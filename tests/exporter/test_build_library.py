@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -195,3 +197,24 @@ def test_input_that_the_library_calls_unused_is_an_error(text: str) -> None:
     messages.add(2, text)
     with pytest.raises(UserError, match=r"round\.onnx: inputs that nothing uses: uniforms\n"):
         check_used(messages, Path("round.onnx"))
+
+
+def test_an_interrupted_build_says_so_though_what_its_library_writes_is_dropped() -> None:
+    """The stand-in for the library locks a mutex twice: no signal interrupts that."""
+    program = (
+        "import ctypes, os, signal, sys, threading\n"
+        "from medusa_engine.exporter.build_cli import build_parser\n"
+        "from medusa_engine.exporter.build_log import native_work\n"
+        "from medusa_engine.runtime.command_line import run_command\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def work(_options):\n"
+        "    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
+        "    with native_work(verbose=False):\n"
+        f"        threading.Timer(0.2, os.kill, (os.getpid(), {int(signal.SIGINT)})).start()\n"
+        "        library.puts(b'what the library writes')\n"
+        "        library.pthread_mutex_lock(mutex)\n"
+        "        library.pthread_mutex_lock(mutex)\n"
+        "sys.exit(run_command(build_parser(), work, ['bundle']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "\nmedusa-build: interrupted\n", "")

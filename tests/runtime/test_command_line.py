@@ -74,12 +74,24 @@ def test_interruption_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "medusa-try: interrupted\n"
 
 
-@pytest.mark.parametrize("command", ["cli", "serve.cli"])
+COMMANDS = {
+    "exporter.build_cli": ["x"],
+    "exporter.cli": ["--model", "x", "--tree", "x"],
+    "exporter.heads_cli": ["inspect", "x"],
+    "exporter.verify_cli": ["--model", "x", "--engine", "x"],
+    "runtime.cli": ["--engine", "x", "--prompt-ids", "1"],
+    "runtime.serve.cli": ["--engine", "x"],
+    "training.distill_cli": ["--model", "x", "-o", "/dev/null/x"],
+    "training.train_cli": ["--model", "x", "--data", "x", "-o", "/dev/null/x"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)  # medusa-bench and medusa-tree have numpy before they begin
 def test_a_command_loads_its_libraries_where_it_can_be_interrupted(command: str) -> None:
     program = (
         "import os, signal, sys\n"
-        f"from medusa_engine.runtime.{command} import main\n"
-        "early = {'numpy', 'onnxruntime', 'tokenizers', 'uvicorn'} & set(sys.modules)\n"
+        f"from medusa_engine.{command} import main\n"
+        "early = {'numpy', 'onnxruntime', 'tokenizers', 'torch', 'uvicorn'} & set(sys.modules)\n"
         "assert not early, early\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Interrupting:\n"  # while numpy is being loaded
@@ -87,7 +99,7 @@ def test_a_command_loads_its_libraries_where_it_can_be_interrupted(command: str)
         "        if name == 'numpy':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
-        "sys.exit(main(['--engine', 'no/such/engine']))\n"
+        f"sys.exit(main({COMMANDS[command]}))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 130, done.stderr
