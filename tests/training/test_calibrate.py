@@ -273,6 +273,11 @@ def test_calibration_belongs_to_model_and_heads(
 
     renamed = {"source": "elsewhere", "sha256": {"other.safetensors": next(iter(_hashes(rigged_64)))}}
     check_calibrated(with_provenance(heads=calibration.provenance["heads"] | renamed), rigged_64.engine, tmp_path)
+    fewer_facts = {"sha256": calibration.provenance["heads"]["sha256"]}  # as of an export that told less
+    check_calibrated(with_provenance(heads=fewer_facts), rigged_64.engine, tmp_path)
+    for facts in ({}, {"sha256": {}}, None):
+        with pytest.raises(UserError, match="other heads"):
+            check_calibrated(with_provenance(heads=facts), rigged_64.engine, tmp_path)
     other = {"sha256": {"medusa_lm_head.safetensors": "0" * 64}}
     with pytest.raises(UserError, match="other heads"):
         check_calibrated(with_provenance(heads=calibration.provenance["heads"] | other), rigged_64.engine, tmp_path)
