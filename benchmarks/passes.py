@@ -16,7 +16,8 @@ from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState, Slot
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import CHUNK_ROWS, TreePlan
-from medusa_engine.runtime.tree import Tree, TreeBuffers
+from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 BURST = 3  # timed passes per sample, behind one that is not: alone, a pass would find its threads asleep
 

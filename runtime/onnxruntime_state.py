@@ -16,7 +16,7 @@ from medusa_engine.runtime.manifest import Limits, graph_name
 from medusa_engine.runtime.onnxruntime_errors import refusal
 from medusa_engine.runtime.policy import REJECTION, AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import constant_inputs, drawn_inputs
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 if TYPE_CHECKING:
     from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend

@@ -24,7 +24,8 @@ from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.tree import LOOKUP, Tree, TreeBuffers, parse_tree
+from medusa_engine.runtime.tree import LOOKUP, Tree, parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 CHAIN = parse_tree([["L"] * length for length in (1, 2, 3)], "lookup alone")
 BOTH = parse_tree([[0], [1], [0, 0], ["L"], ["L", "L"], ["L", "L", "L"]], "heads and lookup")
