@@ -49,7 +49,7 @@ def finish_graph(model: ir.Model, shape: RoundShape) -> None:
     FusePass()(model)
     for graph_pass in (WideNormsPass(), FirstArgMaxPass()) if shape.fixed else (FuseProjectionsPass(), LiveRowsPass()):
         graph_pass(model)
-    function = ir.serde.deserialize_function(compact_append_kv_function())
+    function = ir.serde.deserialize_function(compact_append_kv_function(fixed=shape.fixed))
     model.functions[function.identifier()] = function
     model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
     model.graph.name = "medusa"
