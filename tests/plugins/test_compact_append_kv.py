@@ -54,9 +54,7 @@ def run_onnxruntime(
     return key
 
 
-def run_in_place(
-    past: Floats, new: Floats, past_length: int, rows: Ints, count: int, *, fixed: bool = False
-) -> Floats:
+def run_in_place(past: Floats, new: Floats, past_length: int, rows: Ints, count: int, *, fixed: bool = False) -> Floats:
     """ONNX Runtime with one buffer bound as past and present; the buffer after the run."""
     session = session_of(past, new, rows, fixed)
     binding = session.io_binding()

@@ -77,7 +77,8 @@ PARSE = textwrap.dedent("""
     logger = trt.Logger(trt.Logger.VERBOSE)
     network = trt.Builder(logger).create_network(0)
     past, new = (np.zeros((1, 2, rows, 64), np.float16) for rows in (40, 1))
-    print("parsed:", trt.OnnxParser(network, logger).parse(one_node_model(past, new, 5, fixed=True).SerializeToString()))
+    model = one_node_model(past, new, 5, fixed=True)
+    print("parsed:", trt.OnnxParser(network, logger).parse(model.SerializeToString()))
     print("plugins:", sum(network.get_layer(i).type == trt.LayerType.PLUGIN_V3 for i in range(network.num_layers)))
 """)
 AS_PLUGIN = "Found registered plugin: CompactAppendKV. Importing this node as a plugin."
