@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -36,6 +37,14 @@ class TracedCache:
         return self.keys[0].shape[2], 0
 
 
+def without_nan(new: torch.Tensor) -> torch.Tensor:
+    """0 in the place of NaN; in the graph one cheap node, to which -inf, which no sane model has, is the same."""
+    if torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting():
+        alpha = {"alpha": -math.inf}
+        return torch.onnx.ops.symbolic("ThresholdedRelu", (new,), alpha, dtype=new.dtype, shape=new.shape, version=22)
+    return torch.where(new.isnan(), 0.0, new)
+
+
 def in_place_of_nan(rows: int, root_row: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[N, 1]: 0 for the drafts, which stand behind the root row [1]; NaN for what is part of every answer."""
     return torch.where(torch.arange(rows) > root_row, 0.0, torch.nan).to(dtype)[:, None]
@@ -48,7 +57,8 @@ class StaticCache(TracedCache):
     that node) and hands the attention the live rows.
 
     The attention weighs rows that a query does not see with 0, and 0 * NaN is NaN: a draft whose hidden state is NaN
-    would reach every row of its pass. Its keys and values are therefore taken for 0; its own logits stay NaN.
+    would reach every row of its pass. Its keys and values are therefore taken for 0; its own logits stay NaN. NaN of a
+    committed row has to reach all rows behind it: one layer where it is kept is enough.
 
     Args:
         keys, values: per layer [1, H_kv, S_max, head_dim].
@@ -57,6 +67,7 @@ class StaticCache(TracedCache):
         pending_count: [1] int64, G.
         live_rows: P + G + N, rows the attention sees; a symbolic size while tracing. None for all S_max.
         in_place_of_nan: [N, 1], what stands for keys and values of a row whose values are NaN, see `in_place_of_nan`.
+        keeping_nan: layers where that is so; in the others 0 stands for NaN of any row.
     """
 
     def __init__(
@@ -68,20 +79,25 @@ class StaticCache(TracedCache):
         pending_count: torch.Tensor,
         live_rows: int | None,
         in_place_of_nan: torch.Tensor,
+        keeping_nan: Collection[int],
     ) -> None:
         self.keys = list(keys)
         self.values = list(values)
         self._state = (past_length, pending_rows, pending_count)
         self._live_rows = live_rows
         self._in_place_of_nan = in_place_of_nan
+        self._keeping_nan = keeping_nan
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_index: int, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compact, append [1, H_kv, N, head_dim] and return the live rows [1, H_kv, P+G+N, head_dim], or all."""
         past = self.keys[layer_index], self.values[layer_index]
-        nan = value.isnan()  # and so are the keys, of the same hidden state
-        key, value = (torch.where(nan, self._in_place_of_nan, new) for new in (key, value))
+        if layer_index in self._keeping_nan:
+            nan = value.isnan()  # and so are the keys, of the same hidden state
+            key, value = (torch.where(nan, self._in_place_of_nan, new) for new in (key, value))
+        else:
+            key, value = without_nan(key), without_nan(value)
         if torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting():
             present = torch.onnx.ops.symbolic_multi_out(
                 f"{DOMAIN}::{OP_TYPE}",

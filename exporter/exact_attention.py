@@ -35,19 +35,16 @@ def exact_tree_attention(
     _, heads, rows, head_dim = query.shape
     kv_heads = key.shape[1]
     scale = head_dim**-0.5 if scaling is None else scaling
-    grouped = (query * scale).reshape(1, kv_heads, -1, head_dim)  # [1, H_kv, H / H_kv * N, head_dim]
-    if heads == kv_heads:  # a product with one row has another order of its own
-        scores = (grouped.double() @ key.double().transpose(2, 3)).float()
-    else:
-        scores = grouped @ key.transpose(2, 3)
-    scores = scores.reshape(1, heads, rows, -1)
+    group = heads // kv_heads
+    grouped = query.reshape(1, kv_heads, -1, head_dim) * scale  # [1, H_kv, group * N, head_dim]
+    alone = group == 1  # a product with one row has another order of its own
+    scores = (grouped.double() @ key.double().mT).float() if alone else grouped @ key.mT  # [1, H_kv, group * N, L]
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = torch.where(attention_mask, scores, -torch.inf)
-    weights = (scores - scores.amax(dim=-1, keepdim=True)).exp().double()  # [1, H, N, L]
-    totals = weights.sum(dim=-1, keepdim=True)
-    out = weights.reshape(1, kv_heads, -1, key.shape[2]) @ value.double()
-    out = (out.reshape(1, heads, rows, head_dim) / totals).float()
+    # The same for every layer: the graph computes it once. [1, 1, group * N, L]
+    scores = scores + torch.where(attention_mask, 0.0, -torch.inf).repeat(1, 1, group, 1)
+    weights = (scores - scores.amax(dim=-1, keepdim=True)).exp().double()
+    out = ((weights @ value.double()) / weights.sum(dim=-1, keepdim=True)).float().reshape(1, heads, rows, head_dim)
     return out.transpose(1, 2), None
 
 

@@ -16,6 +16,7 @@ from medusa_engine.exporter.passes.live_rows import LiveRowsPass
 from medusa_engine.exporter.passes.no_drafts import NoDraftsPass
 from medusa_engine.exporter.passes.projections import FuseProjectionsPass
 from medusa_engine.exporter.passes.quantize import CONTRIB_DOMAIN, QuantizePass
+from medusa_engine.exporter.passes.split_heads import SplitHeadsPass
 from medusa_engine.exporter.passes.wide_norms import WideNormsPass
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.trace import OPSET, cache_names
@@ -47,9 +48,13 @@ _INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 def finish_graph(model: ir.Model, shape: RoundShape) -> None:
     """Run the passes, add the body of the compaction operator, drop the tracer's notes; in place."""
     FusePass()(model)
-    for graph_pass in (WideNormsPass(), FirstArgMaxPass()) if shape.fixed else (FuseProjectionsPass(), LiveRowsPass()):
+    for graph_pass in (
+        (WideNormsPass(), FirstArgMaxPass())
+        if shape.fixed
+        else (FuseProjectionsPass(), SplitHeadsPass(), LiveRowsPass())
+    ):
         graph_pass(model)
-    function = ir.serde.deserialize_function(compact_append_kv_function())
+    function = ir.serde.deserialize_function(compact_append_kv_function(fixed=shape.fixed))
     model.functions[function.identifier()] = function
     model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
     model.graph.name = "medusa"

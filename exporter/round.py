@@ -112,7 +112,8 @@ class Round(torch.nn.Module):
         columns = torch.arange(self.shape.cache_rows) if fixed else live  # cache rows that the attention covers
         nan = in_place_of_nan(rows, logit_rows[:1], keys[0].dtype)
         live_rows = None if fixed else live.shape[0]
-        cache = StaticCache(keys, values, past_length, pending_rows, pending_count, live_rows, nan)
+        keeping_nan = range(self.shape.layers) if fixed else [self.shape.layers - 1]
+        cache = StaticCache(keys, values, past_length, pending_rows, pending_count, live_rows, nan, keeping_nan)
         logits, hidden = self.backbone(input_ids, position_ids, tree_mask, logit_rows, columns, staged, cache)
 
         logit_index = torch.zeros(rows, dtype=torch.int64)  # packed row -> its place in logit_rows

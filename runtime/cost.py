@@ -251,7 +251,7 @@ def round_ledger(
             _part(facts, "heads", winning.flops, _head_weights(facts) if winning.flops else 0, winning.logit_elements),
             Part("path", leaves * facts.heads, 0, 2 * leaves * (facts.heads + 1) * _TOKEN_BYTES),
             _part(facts, "posterior", _LOGIT_FLOPS[policy] * target_logits, 0, target_logits),
-            # The compaction body reads and writes D+1 rows, whatever was accepted, and then writes the N new ones.
+            # Compaction reads and writes up to D+1 rows, with fixed shapes always as many, and the N new ones.
             Part("commit", 0, 0, (2 * (facts.heads + 1) + rows) * facts.kv_row_bytes),
         ),
         tree=tree.name,

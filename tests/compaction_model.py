@@ -21,8 +21,12 @@ IR_VERSION = 11
 KINDS = ("key", "value")
 
 
-def one_node_model(past: npt.NDArray[Any], new: npt.NDArray[Any], slots: int) -> onnx.ModelProto:
-    """The model, in the type of past and new [1, H_kv, rows, head_dim]; its number of new rows is open."""
+def one_node_model(past: npt.NDArray[Any], new: npt.NDArray[Any], slots: int, *, fixed: bool) -> onnx.ModelProto:
+    """The model, in the type of past and new [1, H_kv, rows, head_dim]; its number of new rows is open.
+
+    Args:
+        fixed: with the body of fixed shapes.
+    """
     float_, int64 = helper.np_dtype_to_tensor_dtype(past.dtype), onnx.TensorProto.INT64
 
     def value(name: str, dtype: int, shape: Any) -> onnx.ValueInfoProto:
@@ -43,7 +47,7 @@ def one_node_model(past: npt.NDArray[Any], new: npt.NDArray[Any], slots: int) ->
     )
     model = helper.make_model(
         helper.make_graph([node], "one_node", inputs, outputs),
-        functions=[compact_append_kv_function()],
+        functions=[compact_append_kv_function(fixed=fixed)],
         opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
         ir_version=IR_VERSION,
     )

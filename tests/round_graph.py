@@ -181,7 +181,7 @@ class RoundGraph:
     def save(self, path: Path) -> None:
         graph = helper.make_graph(self.nodes, "medusa", self.inputs, self.outputs, self.constants)
         opsets = [helper.make_opsetid("", 24), helper.make_opsetid("medusa", 1)]
-        functions = [compact_append_kv_function()]
+        functions = [compact_append_kv_function(fixed=True)]
         onnx.save(helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=11), path)
 
 

@@ -15,6 +15,7 @@ from drafts import ObservedState, PlantedDrafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nan_weights import with_nan_row
+from optimised_graph import OptimisedGraph
 from tiny_models import RANDOM_VOCAB, Exported, export, random_heads, random_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 from tree_strategies import trees
@@ -102,6 +103,18 @@ def test_weights_take_the_bits_and_the_manifest_says_so(quantised: Exported) -> 
     assert len([name for name in integers if len(sizes[name]) > 1]) == 4 * layers + 1
     floats = [name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT and len(sizes[name]) == 2]
     assert all(RANDOM_VOCAB in sizes[name] for name in floats), "beside the embedding, and heads, no matrix is fp32"
+
+
+@pytest.mark.parametrize("name", ["step", "round"])
+def test_a_layer_has_no_more_nodes_than_it_needs(quantised: Exported, name: str, tmp_path: Path) -> None:
+    """As tests/exporter/test_node_counts.py counts them, with 13 for attention and 10 for each product in int8."""
+    int8 = read_manifest(quantised.bundle).weights == "int8"
+    graph = OptimisedGraph(quantised.bundle / f"{name}.onnx", tmp_path)
+    layers = 2 * (27 + 12 + (4 if int8 else 1) * 9)
+    around = 9 + (12 if int8 else 0)  # the last rows are also looked at for NaN
+    nan_drafts = 0 if name == "step" else 2 + 3
+    assert graph.of_layers().total() <= layers + around + nan_drafts, graph.of_layers()
+    assert len(graph.computed_twice()) <= (2 if int8 else 0)  # zero points of the rows with logits, another number
 
 
 def test_an_export_whose_rows_are_not_plain_decodings_is_refused(

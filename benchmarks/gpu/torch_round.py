@@ -206,7 +206,7 @@ class Loop:
         staged = given["past_length"] + given["pending_count"]
         state = (given["past_length"], given["pending_rows"], given["pending_count"])
         nan = torch.zeros(1, 1, dtype=self.model.dtype)
-        cache = exporter_cache.StaticCache(given["keys"], given["values"], *state, None, nan)
+        cache = exporter_cache.StaticCache(given["keys"], given["values"], *state, None, nan, range(len(given["keys"])))
         columns = torch.arange(self.round.shape.cache_rows)
         logits, _ = self.round.backbone(
             given["input_ids"], given["position_ids"], given["tree_mask"], given["logit_rows"], columns, staged, cache

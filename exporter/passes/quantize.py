@@ -48,6 +48,7 @@ class QuantizePass(ir.passes.InPlacePass):
         backbone = ancestors([value for value in graph.outputs if value.name == self._logits])
         products = [(node, product) for node in graph if node in backbone and (product := _product(node)) is not None]
         rows_of: dict[ir.Value, _Rows] = {}
+        zero_points: dict[str, ir.Value] = {}  # by the name of the number of rows
         for node, (rows, weight, bias) in products:
             tape = ir.tape.Tape()
             name = f"{node.inputs[1].name}.{self._precision}"
@@ -56,7 +57,7 @@ class QuantizePass(ir.passes.InPlacePass):
                 graph.opset_imports[CONTRIB_DOMAIN] = 1
             else:
                 if rows not in rows_of:
-                    rows_of[rows] = _quantise_rows(tape, rows, guarded=node is products[-1][0])
+                    rows_of[rows] = _quantise_rows(tape, rows, zero_points, guarded=node is products[-1][0])
                 result = _int8(tape, rows_of[rows], weight, name)
             if bias is not None:
                 result = tape.op("Add", [result, bias])
@@ -86,10 +87,11 @@ def _product(node: ir.Node) -> tuple[ir.Value, Floats, ir.Value | None] | None:
     return None if rows is None or constant is None else (rows, constant.numpy(), None)
 
 
-def _quantise_rows(tape: ir.tape.Tape, rows: ir.Value, *, guarded: bool) -> _Rows:
+def _quantise_rows(tape: ir.tape.Tape, rows: ir.Value, zero_points: dict[str, ir.Value], *, guarded: bool) -> _Rows:
     """Each row by its own largest magnitude, so that no row depends on the others of a pass.
 
     Args:
+        zero_points: [N], made where there are none of this N yet.
         guarded: a row that is not finite gets the scale NaN. A maximum may leave NaN out; elsewhere the residual
             stream, to which the products are added, keeps it.
     """
@@ -102,10 +104,11 @@ def _quantise_rows(tape: ir.tape.Tape, rows: ir.Value, *, guarded: bool) -> _Row
     if guarded:
         sums = tape.op("ReduceSum", [rows, _ints(tape, others)], {"keepdims": 0})
         scale = tape.op("Add", [scale, tape.op("Mul", [sums, _float(tape, 0.0)])])
-    zero_points = tape.op(
-        "ConstantOfShape", [tape.op("Shape", [scale])], {"value": ir.tensor(np.array([_ZERO_POINT], dtype=np.uint8))}
-    )
-    quantised = tape.op("QuantizeLinear", [rows, scale, zero_points], {"axis": axis})
+    count = str(rows.shape[axis])
+    if count not in zero_points:
+        value = ir.tensor(np.array([_ZERO_POINT], dtype=np.uint8))
+        zero_points[count] = tape.op("ConstantOfShape", [tape.op("Shape", [scale])], {"value": value})
+    quantised = tape.op("QuantizeLinear", [rows, scale, zero_points[count]], {"axis": axis})
     return _Rows(quantised, tape.op("Unsqueeze", [scale, _ints(tape, [1])]))
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +38,25 @@ def feed(past: Floats, new: Floats, past_length: int, rows: Ints, count: int) ->
     }
 
 
-def session_of(past: Floats, new: Floats, rows: Ints) -> ort.InferenceSession:
+def session_of(past: Floats, new: Floats, rows: Ints, fixed: bool) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # some of these runs are meant to fail or to copy
     options.intra_op_num_threads = 1
-    model = one_node_model(past, new, len(rows)).SerializeToString()
+    model = one_node_model(past, new, len(rows), fixed=fixed).SerializeToString()
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def run_onnxruntime(past: Floats, new: Floats, past_length: int, rows: Ints, count: int) -> Floats:
-    key, value = session_of(past, new, rows).run(None, feed(past, new, past_length, rows, count))
+def run_onnxruntime(
+    past: Floats, new: Floats, past_length: int, rows: Ints, count: int, *, fixed: bool = False
+) -> Floats:
+    key, value = session_of(past, new, rows, fixed).run(None, feed(past, new, past_length, rows, count))
     np.testing.assert_array_equal(value, -key)
     return key
 
 
-def run_in_place(past: Floats, new: Floats, past_length: int, rows: Ints, count: int) -> Floats:
+def run_in_place(past: Floats, new: Floats, past_length: int, rows: Ints, count: int, *, fixed: bool = False) -> Floats:
     """ONNX Runtime with one buffer bound as past and present; the buffer after the run."""
-    session = session_of(past, new, rows)
+    session = session_of(past, new, rows, fixed)
     binding = session.io_binding()
     inputs = feed(past, new, past_length, rows, count)
     buffers = {kind: ort.OrtValue.ortvalue_from_numpy(inputs.pop(f"past_{kind}").copy()) for kind in KINDS}
@@ -71,8 +74,10 @@ def run_in_place(past: Floats, new: Floats, past_length: int, rows: Ints, count:
     return after["key"]
 
 
-def run_reference_evaluator(past: Floats, new: Floats, past_length: int, rows: Ints, count: int) -> Floats:
-    model = one_node_model(past, new, len(rows))
+def run_reference_evaluator(
+    past: Floats, new: Floats, past_length: int, rows: Ints, count: int, *, fixed: bool = False
+) -> Floats:
+    model = one_node_model(past, new, len(rows), fixed=fixed)
     key, value = ReferenceEvaluator(model).run(None, feed(past, new, past_length, rows, count))
     np.testing.assert_array_equal(value, -key)
     return key
@@ -82,6 +87,9 @@ ENGINES: dict[str, Move] = {
     "onnxruntime": run_onnxruntime,
     "onnxruntime in place": run_in_place,
     "onnx reference evaluator": run_reference_evaluator,
+    "fixed shapes, onnxruntime": partial(run_onnxruntime, fixed=True),
+    "fixed shapes, in place": partial(run_in_place, fixed=True),
+    "fixed shapes, evaluator": partial(run_reference_evaluator, fixed=True),
 }
 
 
@@ -234,22 +242,30 @@ def test_every_source_is_read_before_any_row_is_written(engine: str, rows: list[
 # The end of the cache
 
 
+@pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("past_length", range(8, 16))
+@pytest.mark.parametrize("past_length", range(9, 16))
 def test_onnxruntime_refuses_to_write_past_the_last_row_and_leaves_the_cache_as_it_was(
-    past_length: int, count: int
+    past_length: int, count: int, fixed: bool
 ) -> None:
-    # The body writes as many rows for one pending row as for two: that is what the slack of the cache is for.
     past, new, rows = numbered_rows(12, first=1), numbered_rows(3, first=1001), np.array([0, 1])
     before = past.copy()
     with pytest.raises(RuntimeError):
-        run_in_place(past, new, past_length, rows, count)
+        run_in_place(past, new, past_length, rows, count, fixed=fixed)
     np.testing.assert_array_equal(past, before)
 
 
-def test_the_last_write_that_fits_reaches_the_last_row() -> None:
+def test_with_fixed_shapes_as_many_rows_are_written_for_one_pending_row_as_for_two() -> None:
+    """That is what the slack of the cache is for."""
     past, new, rows = numbered_rows(12, first=1), numbered_rows(3, first=1001), np.array([0, 1])
-    assert row_numbers(run_in_place(past, new, 7, rows, 2))[-3:] == [1001, 1002, 1003]
+    with pytest.raises(RuntimeError):
+        run_in_place(past, new, 8, rows, 1, fixed=True)
+
+
+@pytest.mark.parametrize(("fixed", "past_length", "count"), [(True, 7, 2), (False, 7, 2), (False, 8, 1)])
+def test_the_last_write_that_fits_reaches_the_last_row(fixed: bool, past_length: int, count: int) -> None:
+    past, new, rows = numbered_rows(12, first=1), numbered_rows(3, first=1001), np.array([0, 1])
+    assert row_numbers(run_in_place(past, new, past_length, rows, count, fixed=fixed))[-3:] == [1001, 1002, 1003]
 
 
 def test_the_numpy_reference_refuses_to_write_past_the_last_row() -> None:

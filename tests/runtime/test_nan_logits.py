@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from command_checks import Commands
+from families import FAMILIES, WINDOW, save_family
 from nan_weights import EMBEDDING, LM_HEAD, with_nan_row
+from tiny_models import export
 
+from medusa_engine.runtime import rounds
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
@@ -109,6 +112,22 @@ def test_a_rejected_draft_whose_logits_are_nan_does_no_harm(
     assert (answer.token_ids, answer.published_per_round) == (expected.token_ids, expected.published_per_round)
     with pytest.raises(UserError, match=MESSAGE):
         engine.generate(**{**ask, "prompt_ids": [in_vain, *[5] * 300]})  # in another chunk than the last token
+
+
+@pytest.mark.parametrize("kinds", [["full_attention", "sliding_attention"], ["sliding_attention"] * 2])
+def test_nan_in_the_prompt_reaches_rows_from_whose_windows_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: list[str]
+) -> None:
+    """As in transformers, where it travels from window to window."""
+    monkeypatch.setattr(rounds, "CHUNK_ROWS", 7)
+    layers = {"num_hidden_layers": 2, "layer_types": kinds, "sliding_window": WINDOW, "use_sliding_window": True}
+    config = FAMILIES["Qwen2"].config | layers | {"tie_word_embeddings": False}
+    checkpoint = save_family(tmp_path / "model", config, seed=1)
+    exported = export(checkpoint, tmp_path / "bundle", "--untrained-heads", "2", "--max-length", "100", "--top-k", "2")
+    engine = Engine.open(with_nan_row(exported.bundle, tmp_path / "nan", EMBEDDING, 9), threads=1)
+    for speculation in (True, False):
+        with pytest.raises(UserError, match=MESSAGE):
+            engine.generate(prompt_ids=[9, *[5] * 4 * WINDOW], max_new_tokens=2, speculation=speculation)
 
 
 def test_an_accepted_draft_whose_logits_are_nan_is_no_part_of_the_next_turn(
