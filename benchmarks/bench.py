@@ -10,7 +10,7 @@ from statistics import median_low
 from typing import Any
 
 from medusa_engine.benchmarks.answers import Answers, answer_all
-from medusa_engine.benchmarks.hits import HitRates, hit_rates, node_acceptance
+from medusa_engine.benchmarks.hits import HitRates, hit_rates
 from medusa_engine.benchmarks.ledgers import Costs, count_costs
 from medusa_engine.benchmarks.measure import Samples, interleaved, machine, versions
 from medusa_engine.benchmarks.passes import FixedContext
@@ -34,6 +34,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.tree import Tree, TreePath
 from medusa_engine.training.calibrate import calibrate
+from medusa_engine.training.tree_search import node_acceptance
 
 Steps = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Shows the progress of something that has so many steps; what the block gets is called behind each."""

@@ -1,16 +1,12 @@
-"""What the heads get right: by head and rank, by node of a tree, by depth."""
+"""What the heads get right by head and rank, and rounds by depth."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from medusa_engine.runtime.tree import Tree, TreePath
-from medusa_engine.training.tree_search import Ranks, labelled, rank_mass, replayed_rounds
+from medusa_engine.training.tree_search import Hits, labelled, rank_mass
 
 
 @dataclass(frozen=True)
@@ -30,17 +26,10 @@ class HitRates:
         return 1.0 - sum(self.rates[head])
 
 
-def hit_rates(sequences: Sequence[Ranks], topk: int) -> HitRates:
-    """Of the rank vectors [T, K] of answers, at least one."""
-    ranks = np.concatenate(list(sequences))
+def hit_rates(answers: Sequence[Hits], topk: int) -> HitRates:
+    """Of answers, at least one."""
+    ranks = Hits.joined(answers).ranks
     return HitRates(rank_mass(ranks, topk).tolist(), labelled(ranks).tolist())
-
-
-def node_acceptance(tree: Tree, sequences: Sequence[Ranks]) -> dict[TreePath, float]:
-    """Share of a tree's rounds in which each path was accepted, the answers' last rounds counted as they were cut."""
-    rounds = replayed_rounds(tree, sequences)
-    counts = Counter(path[:length] for published, path in rounds for length in range(1, published))
-    return {path: counts[path] / max(1, len(rounds)) for path in tree.paths}
 
 
 def depth_rates(published: Sequence[int], depth: int) -> list[float]:

@@ -14,7 +14,7 @@ from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.roofline import Measured, Published, pays, speed_up
 from medusa_engine.runtime.tree import Tree, TreePath
 from medusa_engine.training.calibration import usable_heads
-from medusa_engine.training.tree_search import Ranks, best_first, joint_mass, replay
+from medusa_engine.training.tree_search import Hits, best_first, joint_mass, replay
 
 _UNSEEN = 1e-6  # weight of all that was never accepted: a tree of N rows has N, whatever is known
 
@@ -87,14 +87,14 @@ def most_nodes(limits: Limits) -> int:
     return min(1 + paths, limits.max_tree_nodes)
 
 
-def grow(nodes: int, sequences: Sequence[Ranks], limits: Limits) -> Tree:
+def grow(nodes: int, sequences: Sequence[Hits], limits: Limits) -> Tree:
     """The tree of exactly so many rows that publishes most on these answers (best first, joint counts).
 
     Args:
         nodes: at most `most_nodes(limits)`.
-        sequences: rank vectors of the answers.
+        sequences: the answers.
     """
-    seen = joint_mass(np.concatenate(list(sequences)))
+    seen = joint_mass(Hits.joined(sequences).ranks)
 
     def weight(path: TreePath) -> float:
         return seen(path) + _UNSEEN * float(np.prod([0.5 ** (1 + rank) for rank in path]))
@@ -107,7 +107,7 @@ def sweep(
     engine: Engine,
     nodes: Sequence[int],
     named: Sequence[Tree],
-    sequences: Sequence[Ranks],
+    sequences: Sequence[Hits],
     *,
     context: int,
     repeats: int,
@@ -120,7 +120,7 @@ def sweep(
     Args:
         nodes: of the trees to grow.
         named: other trees.
-        sequences: rank vectors of greedy answers, at least one.
+        sequences: greedy answers, at least one.
         progress: called behind each sample.
     """
     judged, learned = list(sequences[::2]), list(sequences[1::2]) or list(sequences)

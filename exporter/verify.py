@@ -12,7 +12,8 @@ import transformers
 from medusa_engine.exporter import checkpoint
 from medusa_engine.exporter.head_checkpoint import load_heads
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
-from medusa_engine.exporter.verify_compare import Compared, Difference, compare_pass
+from medusa_engine.exporter.verify_compare import compare_pass
+from medusa_engine.exporter.verify_difference import Compared, Difference
 from medusa_engine.exporter.verify_passes import LogitsBackend, Pass, run_passes
 from medusa_engine.exporter.verify_prompts import Prompt, read_prompts
 from medusa_engine.exporter.verify_reference import Reference
@@ -90,7 +91,7 @@ class Verification:
         layers: of the decoder, which rounding errors add up over.
         dtype: of the engine's weights.
         tolerance: see `verify_compare.py`.
-        drafts_compared: whether the heads were at hand.
+        drafts_compared: whether the heads, if there are any, were at hand; lookup always is.
         prompts: by number - 1.
         subjects: in the order in which they were compared.
         notes: what the user should know besides.
@@ -150,7 +151,7 @@ def verify(settings: VerifySettings, report: Report) -> Verification:
     _check_shape(model, engine, source)
     heads = _heads(settings, source, engine, model)
     notes = _notes(engine.manifest, source, heads)
-    medusa_heads = None if heads is None else MedusaHeads(heads, model.get_output_embeddings())
+    medusa_heads = MedusaHeads(heads, model.get_output_embeddings()) if heads is not None and heads.heads else None
     reference = Reference(model, medusa_heads)
 
     subjects = []
@@ -170,7 +171,7 @@ def verify(settings: VerifySettings, report: Report) -> Verification:
         layers=reference.layers,
         dtype=engine.manifest.dtype,
         tolerance=tolerance,
-        drafts_compared=reference.has_heads,
+        drafts_compared=heads is not None,
         prompts=prompts,
         subjects=subjects,
         notes=notes,
@@ -223,8 +224,8 @@ def _run(
         answer = subject.answers[-1]
 
         def observe(seen: Pass, number: int = number, prompt: Prompt = prompt, answer: list[int] = answer) -> bool:
-            held = len(prompt.ids) + len(answer) - (seen.number == 0)
-            compared = compare_pass(seen, reference, engine.limits, held=held, tolerance=tolerance)
+            before = prompt.ids[:-1] if seen.number == 0 else [*prompt.ids, *answer]
+            compared = compare_pass(seen, reference, engine.limits, before=before, tolerance=tolerance)
             subject.add(number, seen, compared)
             return not any(difference.fault for difference in compared.differences)
 
@@ -281,7 +282,7 @@ def _notes(manifest: Manifest, source: checkpoint.Source, heads: HeadWeights | N
     notes = []
     files = {"checkpoint": (source.weight_files(), manifest.model.get("weights_sha256"))}
     if heads is None:
-        notes.append("the engine's drafts are not compared: give its heads with --heads")
+        notes.append("the drafts of the engine's heads are not compared: give them with --heads")
     elif heads.files:
         files["heads"] = (list(heads.files), manifest.heads.get("sha256"))
     for what, (paths, known) in files.items():

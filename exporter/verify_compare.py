@@ -8,81 +8,34 @@ the two are no further apart than that: a near-tie.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from medusa_engine.exporter.verify_difference import Compared, Difference
 from medusa_engine.exporter.verify_passes import Pass, path_of
 from medusa_engine.exporter.verify_reference import Reference, Rows
 from medusa_engine.runtime.accept import accept_greedy
+from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.manifest import Limits
 
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Where an engine and the checkpoint part.
-
-    Attributes:
-        kind: `logits`, `token`, `acceptance`, `cache` or `draft`.
-        fault: False for a near-tie.
-        round: 0 for the prompt.
-        row, path, position: packed row, ranks from the root to it, logical position.
-        reason: one sentence.
-        engine_token, reference_token: what each chose behind the row; where that is not what differs, the checkpoint's
-            best token and its runner-up.
-        engine_logits, reference_logits: of these two tokens; None where the engine does not give its logits.
-        margin: the checkpoint's logit of its own token less that of the other.
-        near_tie_margin: up to which it is a near-tie.
-    """
-
-    kind: str
-    fault: bool
-    round: int
-    row: int
-    path: tuple[int | str, ...]
-    position: int
-    reason: str
-    engine_token: int | None = None
-    reference_token: int | None = None
-    engine_logits: tuple[float, float] | None = None
-    reference_logits: tuple[float, float] | None = None
-    margin: float | None = None
-    near_tie_margin: float | None = None
-
-
-class Compared(NamedTuple):
-    """What the comparison of one pass found.
-
-    Attributes:
-        differences: near-ties and at most one fault, the last; where one is found, what depends on it is not compared.
-        rows: that had logits compared.
-        absolute, relative: the largest errors of the logits, the second in units of the row's largest; None without.
-        cache: the largest error in the cache, in units of the layer's largest.
-        draft_near_ties: drafts that are others at a near-tie of the heads' logits.
-    """
-
-    differences: list[Difference]
-    rows: int
-    absolute: float | None
-    relative: float | None
-    cache: float = 0.0
-    draft_near_ties: int = 0
-
-
-def compare_pass(seen: Pass, reference: Reference, limits: Limits, *, held: int, tolerance: float) -> Compared:
+def compare_pass(
+    seen: Pass, reference: Reference, limits: Limits, *, before: Sequence[int], tolerance: float
+) -> Compared:
     """Compare a pass, and let the reference follow: its cache holds what the engine published.
 
     Args:
         reference: its cache holds the tokens before this pass; of the prompt, all tokens.
-        held: so many tokens, of the prompt without its last.
+        before: these tokens, of the prompt without its last.
     """
     rows = _reference_rows(seen, reference)
-    judged = _Judged(seen, rows, limits, held, tolerance)
+    judged = _Judged(seen, rows, limits, before, tolerance)
     errors = judged.errors()
     compared = (
         (0, None, None) if errors is None else (len(errors), float(errors.max()), float((errors / judged.scale).max()))
@@ -101,8 +54,9 @@ def compare_pass(seen: Pass, reference: Reference, limits: Limits, *, held: int,
     near_ties = 0
     if wrong_cache and not any(difference.fault for difference in differences):
         differences.append(wrong_cache)
-    elif not differences and reference.has_heads:
-        near_ties, wrong_draft = judged.wrong_draft(reference)
+    elif not differences:
+        near_ties, wrong_draft = judged.wrong_draft(reference) if reference.has_heads else (0, None)
+        wrong_draft = judged.wrong_lookup() or wrong_draft
         differences += [wrong_draft] if wrong_draft else []
     return Compared(differences, *compared, cache_error, near_ties)
 
@@ -118,14 +72,15 @@ def _reference_rows(seen: Pass, reference: Reference) -> Rows:
 class _Judged:
     """A pass, the checkpoint's rows beside it, and the questions asked of them in turn."""
 
-    def __init__(self, seen: Pass, rows: Rows, limits: Limits, held: int, tolerance: float) -> None:
+    def __init__(self, seen: Pass, rows: Rows, limits: Limits, before: Sequence[int], tolerance: float) -> None:
         self._seen = seen
         self._rows = rows
         self._limits = limits
-        self._held = held
+        self._before = list(before)
+        self._held = len(self._before)
         self._tolerance = tolerance
         self._path: list[int] = seen.pending_rows.tolist()
-        self._room = limits.max_length - held  # tokens that may still be published
+        self._room = limits.max_length - self._held  # tokens that may still be published
         self.scale = np.maximum(np.abs(rows.logits).max(axis=-1), 1e-9)  # [N]: the largest logit of each row
 
     def errors(self) -> npt.NDArray[Any] | None:
@@ -249,6 +204,23 @@ class _Judged:
             )
             return near_ties, self._difference("draft", winner, reason)
         return near_ties, None
+
+    def wrong_lookup(self) -> Difference | None:
+        """The first lookup node of the next tree that does not hold what the context says."""
+        seen, of_heads = self._seen, self._limits.heads * self._limits.topk
+        if seen.next_tree is None or len(self._path) == self._room:  # the answer ends here
+            return None
+        context = [*self._before, *seen.published.tokens.tolist(), int(seen.proposed[0])]
+        expected = lookup_tokens(context, max(1, self._limits.lookup))
+        for place, slot in enumerate(seen.next_tree.tree_indices.tolist()):
+            if slot <= of_heads or int(seen.proposed[place]) == expected[slot - of_heads - 1]:
+                continue
+            reason = (
+                f"lookup gives token {int(seen.proposed[place])} at depth {slot - of_heads} instead of"
+                f" {int(expected[slot - of_heads - 1])}, for row {place} of the next tree"
+            )
+            return self._difference("draft", self._path[-1], reason)
+        return None
 
     def _difference(
         self,

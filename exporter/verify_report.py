@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from medusa_engine.exporter.verify import Subject, Verification
-from medusa_engine.exporter.verify_compare import Difference
+from medusa_engine.exporter.verify_difference import Difference
 
 TOOLS = ("medusa-engine", "onnxruntime", "torch", "transformers")
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from medusa_engine.runtime.lookup import LookupReplay
+from medusa_engine.runtime.lookup_replay import LookupReplay
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.rounds import PLAIN, TreePlan
 from medusa_engine.runtime.tree import Tree

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,13 +10,35 @@ LONGEST_KEY = 3  # tokens
 Int64Array = npt.NDArray[np.int64]
 
 
+def latest_match(tokens: npt.ArrayLike) -> tuple[int, int]:
+    """Where the end of the context occurred before.
+
+    The key is the last three tokens; where they did not occur before, the last two, else the last one. Of several
+    occurrences, which may overlap the key, the latest counts.
+
+    Args:
+        tokens: [n] as of `lookup_tokens`.
+
+    Returns:
+        The key's length, and the index of the last token of the occurrence. Without any: 0, and the last token but one.
+    """
+    context = np.asarray(tokens, dtype=np.int64)
+    last = len(context) - 1
+    ends = np.flatnonzero(context[:last] == context[last])  # of occurrences of the last token
+    length = 0
+    while len(ends) and length < LONGEST_KEY:
+        length, found = length + 1, ends
+        ends = ends[ends >= length]  # there is a token before it
+        ends = ends[context[ends - length] == context[last - length]]
+    return (length, int(found[-1])) if length else (0, last - 1)
+
+
 def lookup_tokens(tokens: npt.ArrayLike, depth: int) -> Int64Array:
     """The tokens that followed where the end of the context occurred before.
 
-    The key is the last three tokens; where they did not occur before, the last two, else the last one. Of several
-    occurrences, which may overlap the key, the latest counts. Where the tokens behind it reach the end of the context,
-    they go on from behind the occurrence, as a text that repeats itself does. Without any occurrence the last token
-    is repeated, which is as good as any.
+    See `latest_match` for the place. Where the tokens behind it reach the end of the context, they go on from behind
+    the occurrence, as a text that repeats itself does. Without any occurrence the last token is repeated, which is as
+    good as any.
 
     Args:
         tokens: [n] the prompt and the answer with the next root, n >= 1.
@@ -28,62 +48,5 @@ def lookup_tokens(tokens: npt.ArrayLike, depth: int) -> Int64Array:
         [depth] int64.
     """
     context = np.asarray(tokens, dtype=np.int64)
-    last = len(context) - 1
-    for length in range(LONGEST_KEY, 0, -1):
-        key = context[last + 1 - length :]
-        for end in range(last - 1, length - 2, -1):
-            if last + 1 >= length and np.array_equal(context[end + 1 - length : end + 1], key):
-                return context[end + 1 + np.arange(depth) % (last - end)]
-    return np.full(depth, context[-1])
-
-
-class LookupReplay:
-    """What lookups behind the tokens of an answer find, and how far that is right, known without any round.
-
-    It says what `lookup_tokens` says of the same context. Its time per token does not grow with the context.
-
-    Args:
-        prompt: token ids, at least one.
-        depth: tokens of a lookup that are looked at.
-
-    Attributes:
-        tokens: prompt and answer.
-        streak: how many tokens up to the last one the lookups of one token before them found, in a row.
-    """
-
-    def __init__(self, prompt: Sequence[int], depth: int) -> None:
-        self.tokens: list[int] = []
-        self.streak = 0
-        self._depth = depth
-        self._ends: dict[tuple[int, ...], int] = {}  # key -> where it ended last
-        self._found: list[int] = []  # by position: where the occurrence ends that its lookup goes on from
-        for token in prompt:
-            self.append(token)
-        self.streak = 0  # a prompt is another kind of text
-
-    def append(self, token: int) -> None:
-        """Take the next token of the answer."""
-        position = len(self.tokens)
-        if position:
-            found = self._found[-1]
-            self.streak = self.streak + 1 if self.tokens[found + 1] == token else 0
-        self.tokens.append(token)
-        end = position - 1  # without any occurrence the last token is repeated
-        for length in range(min(LONGEST_KEY, position + 1), 0, -1):
-            key = tuple(self.tokens[position + 1 - length :])
-            before = self._ends.get(key)
-            self._ends[key] = position
-            if before is not None and end == position - 1:
-                end = before
-        self._found.append(end)
-
-    def hits(self, position: int) -> int | None:
-        """How many tokens of the lookup behind a position are right; None if it takes more tokens to tell."""
-        end = self._found[position]
-        for step in range(self._depth):
-            at = position + 1 + step
-            if at == len(self.tokens):
-                return None
-            if self.tokens[at] != self.tokens[end + 1 + step % (position - end)]:
-                return step
-        return self._depth
+    _, end = latest_match(context)
+    return context[end + 1 + np.arange(depth) % (len(context) - 1 - end)]

@@ -89,7 +89,7 @@ class Tree:
 
     def document(self) -> list[list[int | str]]:
         """The paths as a file has them."""
-        return [[LOOKUP_TEXT if step == LOOKUP else step for step in path] for path in self.paths]
+        return [entry_of(path) for path in self.paths]
 
     @property
     def sizes(self) -> str:
@@ -125,6 +125,11 @@ def step_text(step: int) -> str:
 def path_of(entry: Iterable[int | str]) -> TreePath:
     """The path of an entry of a tree file, which is not checked."""
     return tuple(LOOKUP if step == LOOKUP_TEXT else int(step) for step in entry)
+
+
+def entry_of(path: TreePath) -> list[int | str]:
+    """The entry of a tree file for a path."""
+    return [LOOKUP_TEXT if step == LOOKUP else step for step in path]
 
 
 def is_mixed(path: TreePath) -> bool:

@@ -125,6 +125,13 @@ def rows_left_behind(_graph: onnx.GraphProto, functions: Any) -> None:
         nodes.insert(place + offset, node)
 
 
+def nothing_looked_up(graph: onnx.GraphProto, _functions: Any) -> None:
+    """Find no earlier occurrence of anything: the last token is repeated."""
+    branches = [attribute.g for node in graph.node if node.op_type == "If" for attribute in node.attribute]
+    (best,) = (node for branch in branches for node in branch.node if node.op_type == "ReduceMax")
+    best.op_type = "ReduceMin"
+
+
 def _put_first(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
     for place, node in enumerate(nodes):
         graph.node.insert(place, node)

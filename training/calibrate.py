@@ -1,4 +1,4 @@
-"""Run an exported engine on prompts and note at which rank each head lists what the target goes on to publish."""
+"""Run an exported engine on prompts: what it publishes, and at which rank each head lists that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import Tree, TreeBuffers, TreePath
 from medusa_engine.training.calibration import Answer, Calibration, usable_heads
-from medusa_engine.training.tree_search import END, MISS, Ranks, tree_of
+from medusa_engine.training.tree_search import END, MISS, tree_of
 
 
 def calibrate(
@@ -27,6 +27,8 @@ def calibrate(
     progress: Callable[[int, int], None],
 ) -> Calibration:
     """Answer every prompt greedily, one token per pass, and compare what every head lists with what came.
+
+    What lookup would have found is told by the answers themselves, whether the engine has heads or lookup or both.
 
     Args:
         prompts: token ids, at least one prompt.
@@ -41,8 +43,6 @@ def calibrate(
         raise UserError(f"max_new_tokens is {max_new_tokens}", "give 1 or more")
     if engine.limits.max_tree_nodes < 2:
         raise UserError("the engine runs no tree but the root", "export with medusa-export --max-tree-nodes 2 or more")
-    if not engine.limits.heads:
-        raise UserError("the engine has no heads to be looked at", "export it with --heads")
     most = engine.limits.max_length - 1
     for prompt in prompts:
         if len(prompt) > most:
@@ -52,9 +52,10 @@ def calibrate(
     engine.backend.load(speculation=True)
     answers: list[Answer] = []
     for index, prompt in enumerate(prompts):
-        answers.append(Answer(list(prompt), _ranks_of_answer(engine, prompt, max_new_tokens)))
+        answers.append(_answer(engine, prompt, max_new_tokens))
         progress(index + 1, sum(len(answer.ranks) for answer in answers))
-    return Calibration(provenance, engine.limits.topk, engine.limits.max_tree_nodes, answers)
+    limits = engine.limits
+    return Calibration(provenance, limits.topk, limits.max_tree_nodes, answers, limits.lookup)
 
 
 class _Recorder:
@@ -95,8 +96,8 @@ class _Recorder:
         self._state.keep_pending(count)
 
 
-def _ranks_of_answer(engine: Engine, prompt: list[int], max_new_tokens: int) -> Ranks:
-    """Rank vectors [T, K] of a greedy answer of T <= max_new_tokens tokens.
+def _answer(engine: Engine, prompt: list[int], max_new_tokens: int) -> Answer:
+    """A greedy answer of T <= max_new_tokens tokens, and rank vectors [T, K].
 
     It is written K tokens longer, so that its last heads have labels, too.
     """
@@ -125,15 +126,18 @@ def _ranks_of_answer(engine: Engine, prompt: list[int], max_new_tokens: int) -> 
             slot = 1 + head * limits.topk
             hits = np.flatnonzero(listed[position, slot : slot + limits.topk] == token)
             ranks[position, head] = hits[0] if len(hits) else MISS
-    return ranks
+    return Answer(list(prompt), ranks, tokens)
 
 
 def candidate_trees(limits: Limits) -> list[Tree]:
-    """Trees that the engine can run and that together have every candidate slot of its usable heads; mostly one."""
+    """Trees that the engine can run and that together have every candidate slot of its usable heads; mostly one.
+
+    Without heads it is the root alone.
+    """
     slots: list[TreePath] = [
         (0,) * head + (rank,) for head in range(usable_heads(limits)) for rank in range(limits.topk)
     ]
-    trees = []
+    trees = [] if slots else [tree_of((), "candidates")]
     while slots:
         chosen: set[TreePath] = set()
         while slots:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from medusa_engine.runtime.tree import Tree
+from medusa_engine.training.lookup_search import best_orders
 from medusa_engine.training.round_timing import RoundCost
-from medusa_engine.training.tree_search import COUNTS, Ranks, best_first_order, path_mass, replay, tree_of
+from medusa_engine.training.tree_search import COUNTS, Hits, replay, tree_of
 
 BOOTSTRAP = 400
 NEAR = 1.01  # sizes that may be faster by less are not looked for
@@ -46,7 +47,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class HeadsChoice:
-    """The number of heads with which an engine of this model would be fastest, its tree's nodes and its speed-up."""
+    """The number of heads with which an engine of this model would be fastest, its tree's nodes and its speed-up.
+
+    No heads and one node are plain decoding; no heads and more nodes are lookup alone.
+    """
 
     heads: int
     nodes: int
@@ -58,8 +62,8 @@ class EngineSearch:
     """What `search_for_engine` found.
 
     Attributes:
-        best: the fastest tree of two nodes or more; None if the heads were never seen to be right.
-        fewer: the best number of heads for an export; 0 heads is plain decoding.
+        best: the fastest tree of two nodes or more; None if neither heads nor lookup were ever seen to be right.
+        fewer: the best number of heads for an export.
     """
 
     best: Prediction | None
@@ -77,11 +81,12 @@ class EngineSearch:
 
 
 def search_for_engine(
-    searched: Sequence[Ranks],
-    judged: Sequence[Ranks],
+    searched: Sequence[Hits],
+    judged: Sequence[Hits],
     *,
     topk: int,
     max_nodes: int,
+    lookup: int = 0,
     time_trees: TimeTrees,
     report: Callable[[str], None],
     counts: Sequence[str] = COUNTS,
@@ -92,16 +97,21 @@ def search_for_engine(
     where one between them could be faster. What is chosen is timed once more for the prediction.
 
     Args:
-        searched, judged: rank vectors [T, K] of answers.
+        searched, judged: answers.
         max_nodes: of the largest tree.
+        lookup: lookup nodes that a tree may have.
         time_trees: measures their rounds.
         report: called with a line for each measured size.
         counts: which of COUNTS propose.
     """
-    heads = searched[0].shape[1]
-    trees = _proposals(searched, counts, heads=heads, topk=topk, nodes=max_nodes)
+    heads = searched[0].ranks.shape[1]
+    trees = {
+        (name, nodes): tree_of(paths)
+        for name in counts
+        for nodes, paths in best_orders(name, searched, nodes=max_nodes, heads=heads, topk=topk, lookup=lookup).items()
+    }
     if not trees:
-        report("the heads were never right: plain decoding")
+        report(f"the heads{' and lookup' if lookup else ''} were never right: plain decoding")
         return EngineSearch(None, HeadsChoice(0, 1, 1.0))
     published = {key: float(np.mean(replay(tree, judged))) for key, tree in trees.items()}
     by_nodes = {nodes: tree for (_, nodes), tree in trees.items()}
@@ -119,7 +129,16 @@ def search_for_engine(
     again = time_trees([trees[best]] * 3)  # of many noisy times, the best is too good
     return EngineSearch(
         _predict(trees[best], chosen, RoundCost.joined(again), judged),
-        _best_heads(searched, judged, chosen, costs, topk=topk, nodes=max(by_nodes)),
+        _best_heads(
+            searched,
+            judged,
+            chosen,
+            costs,
+            per_head=_cost_of_a_head(heads, {nodes: costs[nodes] for nodes in costs if by_nodes[nodes].heads}),
+            topk=topk,
+            nodes=max(by_nodes),
+            lookup=lookup,
+        ),
     )
 
 
@@ -155,20 +174,8 @@ def interpolated(costs: dict[int, RoundCost], nodes: int) -> float:
     return float(np.interp(nodes, sizes, [costs[size].ratio for size in sizes]))
 
 
-def _proposals(
-    searched: Sequence[Ranks], counts: Sequence[str], *, heads: int, topk: int, nodes: int
-) -> dict[tuple[str, int], Tree]:
-    """Trees of two nodes or more by their counts and nodes."""
-    ranks = np.concatenate(searched)
-    trees = {}
-    for name in counts:
-        order = best_first_order(path_mass(name, ranks, topk), nodes=nodes, heads=heads, topk=topk)
-        trees |= {(name, size + 1): tree_of(order[:size]) for size in range(1, len(order) + 1)}
-    return trees
-
-
-def _predict(tree: Tree, counts: str, cost: RoundCost, judged: Sequence[Ranks]) -> Prediction:
-    rounds = [replay(tree, [ranks]) for ranks in judged]
+def _predict(tree: Tree, counts: str, cost: RoundCost, judged: Sequence[Hits]) -> Prediction:
+    rounds = [replay(tree, [hits]) for hits in judged]
     random = np.random.default_rng(0)
     published, speed_ups = [], []
     for _ in range(BOOTSTRAP):
@@ -186,29 +193,33 @@ def middle(samples: Sequence[float]) -> Interval:
     return float(low), float(high)
 
 
+def _cost_of_a_head(heads: int, costs: Mapping[int, RoundCost]) -> float:
+    """In plain steps, from the smallest measured round with heads: at most what it takes longer than a plain step."""
+    return max(0.0, costs[min(costs)].ratio - 1.0) / heads if costs else 0.0
+
+
 def _best_heads(
-    searched: Sequence[Ranks],
-    judged: Sequence[Ranks],
+    searched: Sequence[Hits],
+    judged: Sequence[Hits],
     counts: str,
     costs: dict[int, RoundCost],
     *,
+    per_head: float,
     topk: int,
     nodes: int,
+    lookup: int,
 ) -> HeadsChoice:
     """The best number of heads to export, estimated.
 
-    All heads of an engine run in every round, the tree's depth notwithstanding. What one costs is estimated from the
-    smallest measured round: at most what it takes longer than a plain step, evenly over the heads.
+    All heads of an engine run in every round that proposes any of their tokens, the tree's depth notwithstanding.
     """
-    heads = searched[0].shape[1]
-    per_head = max(0.0, costs[min(costs)].ratio - 1.0) / heads
-    mass = path_mass(counts, np.concatenate(searched), topk)
+    heads = searched[0].ranks.shape[1]
     best = HeadsChoice(0, 1, 1.0)
-    for fewer in range(1, heads + 1):
-        order = best_first_order(mass, nodes=nodes, heads=fewer, topk=topk)
-        for size in range(2, len(order) + 2):
-            cost = interpolated(costs, size) - (heads - fewer) * per_head
-            speed_up = float(np.mean(replay(tree_of(order[: size - 1]), judged))) / cost
+    for fewer in range(0 if lookup else 1, heads + 1):
+        orders = best_orders(counts, searched, nodes=nodes, heads=fewer, topk=topk, lookup=lookup)
+        for size, paths in orders.items():
+            cost = max(1.0, interpolated(costs, size) - (heads - fewer) * per_head)
+            speed_up = float(np.mean(replay(tree_of(paths), judged))) / cost
             if speed_up > best.speed_up:
                 best = HeadsChoice(fewer, size, speed_up)
     return best

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from medusa_engine.exporter.settings import MOST_LOOKUP
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.runtime.tree import MAX_TREE_BYTES, Tree, TreePath, path_of, tree_file
 from medusa_engine.training.calibration import Calibration
-from medusa_engine.training.tree_search import path_mass
+from medusa_engine.training.tree_search import node_acceptance, path_mass
 
 _HINT = 'write "probabilities" as one number from 0 to 1 for each entry of "paths", in their order'
 
@@ -33,20 +34,31 @@ def probabilities_of_file(path: Path) -> dict[TreePath, float] | None:
 
 
 def calibrated_probabilities(tree: Tree, calibration: Calibration, counts: str) -> dict[TreePath, float]:
-    """What a calibration says of a tree's nodes.
+    """What a calibration says of a tree's nodes; E[G] is 1 + their sum.
+
+    Of a tree with lookup nodes, whose tokens may be the heads' too, the answers are replayed: a node's share of the
+    rounds that accept it, where each accepts one path.
 
     Raises:
-        UserError: the tree is deeper or has larger ranks than what was calibrated, or lookup nodes.
+        UserError: the tree is deeper or has larger ranks than what was calibrated, or lookup nodes that were not.
     """
-    if tree.lookup:
+    if tree.heads > calibration.heads or tree.widest_rank >= calibration.topk:
         raise UserError(
-            f"tree {tree.name} has lookup nodes, which are not calibrated", "leave --calibration out to see the tree"
-        )
-    if tree.depth > calibration.heads or tree.widest_rank >= calibration.topk:
-        raise UserError(
-            f"tree {tree.name} has depth {tree.depth} and ranks to {tree.widest_rank}, but the calibration has"
+            f"tree {tree.name} has depth {tree.heads} and ranks to {tree.widest_rank}, but the calibration has"
             f" {calibration.heads} heads and ranks to {calibration.topk - 1}",
             "give the calibration of an engine that runs this tree",
         )
-    mass = path_mass(counts, calibration.ranks, calibration.topk)
-    return {path: mass(path) for path in tree.paths}
+    if not tree.lookup:
+        mass = path_mass(counts, calibration.ranks, calibration.topk)
+        return {path: mass(path) for path in tree.paths}
+    if calibration.lookup is None:
+        raise UserError(
+            f"tree {tree.name} has lookup nodes, but the calibration was written without lookup",
+            "calibrate again: medusa-tree calibrate",
+        )
+    if tree.lookup > MOST_LOOKUP:
+        raise UserError(
+            f"tree {tree.name} has {tree.lookup} lookup nodes: engines offer at most {MOST_LOOKUP}",
+            "use a tree with fewer",
+        )
+    return node_acceptance(tree, calibration.sequences)

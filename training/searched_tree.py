@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-import numpy as np
-
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.tree import Tree, TreePath
+from medusa_engine.runtime.tree import Tree, TreePath, entry_of
 from medusa_engine.training.calibration import Calibration
 from medusa_engine.training.engine_search import EngineSearch, Prediction, search_for_engine
+from medusa_engine.training.lookup_search import best_orders
+from medusa_engine.training.node_probabilities import calibrated_probabilities
 from medusa_engine.training.round_timing import RoundTimer, largest_tree
 from medusa_engine.training.speed_check import Measured, measure
-from medusa_engine.training.tree_search import (
-    AUTO,
-    COUNTS,
-    best_first,
-    best_first_order,
-    expected_published,
-    path_mass,
-    replay,
-    tree_of,
-)
+from medusa_engine.training.tree_search import AUTO, COUNTS, Hits, expected_published, path_mass, replay, tree_of
 
 LEAST_ANSWERS = 4  # an engine search needs some to search on, some to judge, some to measure
 FAR_OFF = 0.1  # a prediction is expected to be nearer
@@ -32,11 +24,14 @@ FAR_OFF = 0.1  # a prediction is expected to be nearer
 Report = Callable[[str], None]
 
 
-def search_nodes(calibration: Calibration, nodes: int, *, counts: str, report: Report) -> dict[str, Any]:
+def search_nodes(
+    calibration: Calibration, nodes: int, *, counts: str, report: Report, lookup: int = 0
+) -> dict[str, Any]:
     """The document of the best tree of that many nodes.
 
     Args:
         nodes: root included.
+        lookup: lookup nodes at most; none where the calibration has no tokens to look up.
         counts: one of COUNTS, or AUTO for the ones whose tree publishes more on answers it was not searched on.
         report: called with lines for people.
 
@@ -50,24 +45,40 @@ def search_nodes(calibration: Calibration, nodes: int, *, counts: str, report: R
             f"--nodes is {nodes}, but the calibrated engine runs trees of {calibration.max_tree_nodes} nodes",
             f"give fewer, or export with medusa-export --max-tree-nodes {nodes}",
         )
-    used = _better_counts(calibration, nodes, report) if counts == AUTO else counts
-    mass = path_mass(used, calibration.ranks, calibration.topk)
-    order = best_first_order(mass, nodes=nodes, heads=calibration.heads, topk=calibration.topk)
+    used = _better_counts(calibration, nodes, lookup, report) if counts == AUTO else counts
+    order = _order(calibration, calibration.sequences, nodes, used, lookup)
     tree = tree_of(order)
-    report(f"{tree.nodes} nodes, {tree.depth} heads, {used} counts: E[G] {expected_published(tree, mass):.3f}")
+    document = tree_document(calibration, tree, used, order=order)
+    report(f"{tree.sizes}, {used} counts: E[G] {document['metadata']['expected_published']:.3f}")
     if tree.nodes < nodes:
         report(f"every other path has {used} probability 0: the tree has {tree.nodes} nodes, not {nodes}")
-    return tree_document(calibration, tree, used, order=order)
+    return document
+
+
+def _order(calibration: Calibration, answers: Sequence[Hits], nodes: int, counts: str, lookup: int) -> list[TreePath]:
+    """The paths of the best tree of `nodes` rows, or of the largest one that there is."""
+    orders = best_orders(counts, answers, nodes=nodes, heads=calibration.heads, topk=calibration.topk, lookup=lookup)
+    return orders[max(orders)] if orders else []
 
 
 def search_engine(
-    calibration: Calibration, engine: Engine, *, counts: str, measured_answers: int, report: Report
+    calibration: Calibration,
+    engine: Engine,
+    *,
+    counts: str,
+    measured_answers: int,
+    report: Report,
+    lookup: int = 0,
 ) -> dict[str, Any]:
     """The document of the tree that publishes most tokens per second on an engine, with predictions and measurements.
 
     One half of the answers is searched on, one quarter judges, and of the last quarter up to `measured_answers` are
     decoded again, plainly and with the tree, to see whether the prediction holds. Where plain decoding is faster, the
     tree is the root alone, and what was measured is the best one that is more.
+
+    Args:
+        counts: as of `search_nodes`.
+        lookup: lookup nodes at most, no more than the engine offers.
 
     Raises:
         UserError: the calibration has too few answers.
@@ -86,6 +97,7 @@ def search_engine(
         calibration.sequences[1::4],
         topk=calibration.topk,
         max_nodes=largest_tree(engine.limits),
+        lookup=lookup,
         time_trees=timer,
         report=report,
         counts=COUNTS if counts == AUTO else (counts,),
@@ -117,60 +129,74 @@ def typical_context(calibration: Calibration) -> int:
 def tree_document(
     calibration: Calibration, tree: Tree, counts: str, *, order: Sequence[TreePath] | None = None
 ) -> dict[str, Any]:
-    """The tree file without its name; `probabilities` are those of all calibrated positions, in the paths' order."""
-    mass = path_mass(counts, calibration.ranks, calibration.topk)
+    """The tree file without its name, with `calibrated_probabilities` in the paths' order.
+
+    Args:
+        order: in which the paths were chosen; kept with what each added to E[G].
+    """
+    probabilities = calibrated_probabilities(tree, calibration, counts)
     metadata: dict[str, Any] = {
         "counts": counts,
         "nodes": tree.nodes,
-        "heads": tree.depth,
-        "expected_published": expected_published(tree, mass),
+        "heads": tree.heads,
+        "lookup": tree.lookup,
+        "expected_published": expected_published(tree, probabilities.__getitem__),
         "calibration": calibration.provenance,
     }
     if order is not None:
-        metadata["selected_in_order"] = [[list(path), mass(path)] for path in order]
-    sizes = f"{tree.nodes} nodes, {tree.depth} heads"
+        gains = _gains(calibration, order, counts)
+        metadata["selected_in_order"] = [[entry_of(path), gain] for path, gain in zip(order, gains, strict=True)]
     return {
-        "description": f"{sizes}, best first on {counts} counts of {len(calibration.ranks)} positions",
-        "heads": tree.depth,
+        "description": f"{tree.sizes}, best first on {counts} counts of {len(calibration.ranks)} positions",
+        "heads": tree.heads,
         "topk": calibration.topk,
-        "probabilities": [mass(path) for path in tree.paths],
+        "probabilities": [probabilities[path] for path in tree.paths],
         "metadata": metadata,
-        "paths": [list(path) for path in tree.paths],
+        "paths": tree.document(),
     }
 
 
-def _better_counts(calibration: Calibration, nodes: int, report: Report) -> str:
+def _gains(calibration: Calibration, order: Sequence[TreePath], counts: str) -> list[float]:
+    """What each path adds to E[G]: its weight; beside lookup nodes, replayed behind the paths before it."""
+    if not tree_of(order).lookup:
+        mass = path_mass(counts, calibration.ranks, calibration.topk)
+        return [mass(path) for path in order]
+    published = [fmean(replay(tree_of(order[:size]), calibration.sequences)) for size in range(len(order) + 1)]
+    return [after - before for before, after in pairwise(published)]
+
+
+def _better_counts(calibration: Calibration, nodes: int, lookup: int, report: Report) -> str:
     """The counts whose tree, searched on every other answer, publishes more on the rest; marginal if both do."""
     searched, judged = calibration.sequences[0::2], calibration.sequences[1::2]
     if not judged:
         report(f"one answer is too few to compare counts: {COUNTS[0]} ones used")
         return COUNTS[0]
-    ranks = np.concatenate(searched)
     published = {}
     for counts in COUNTS:
-        mass = path_mass(counts, ranks, calibration.topk)
-        tree = best_first(mass, nodes=nodes, heads=calibration.heads, topk=calibration.topk)
-        published[counts] = fmean(replay(tree, judged))
+        tree = tree_of(_order(calibration, searched, nodes, counts, lookup))
+        here, published[counts] = fmean(replay(tree, searched)), fmean(replay(tree, judged))
         report(
-            f"{counts} counts of {len(searched)} answers predict E[G] {expected_published(tree, mass):.3f};"
+            f"{counts} counts of {len(searched)} answers predict E[G] {here:.3f};"
             f" on the other {len(judged)} it is {published[counts]:.3f}"
         )
     return max(COUNTS, key=lambda counts: published[counts])
 
 
 def _report_choice(found: EngineSearch, best: Prediction, engine: Engine, report: Report) -> None:
-    heads = engine.limits.heads
+    heads, tree = engine.limits.heads, best.tree
+    looked_up = f", {tree.lookup} lookup nodes" if engine.limits.lookup else ""
+    sizes = f"{tree.nodes} nodes, {tree.heads} of {heads} heads{looked_up}, {best.counts} counts"
     report(f"plain step {1000 * best.cost.step_seconds:.1f} ms, round {1000 * best.cost.seconds:.1f} ms")
     if found.pays:
-        report(f"chosen: {best.tree.nodes} nodes, {best.tree.depth} of {heads} heads, {best.counts} counts")
+        report(f"chosen: {sizes}")
     else:
         report("chosen: plain decoding, the root alone: speculation does not pay here (medusa-run --no-speculation)")
-        report(f"the best tree: {best.tree.nodes} nodes, {best.tree.depth} of {heads} heads, {best.counts} counts")
+        report(f"the best tree: {sizes}")
     fewer = found.fewer
-    if 0 < fewer.heads < heads:
+    if fewer.nodes > 1 and fewer.heads < heads:
         report(
             f"exported with {fewer.heads} of the {heads} heads, {fewer.nodes} nodes are estimated to reach"
-            f" {fewer.speed_up:.2f} x: every head of an engine runs in every round"
+            f" {fewer.speed_up:.2f} x: all heads of an engine run where any is asked"
         )
     report(
         f"predicted: E[G] {_range(best.published, best.published_interval)},"
@@ -195,8 +221,9 @@ def _report_measured(best: Prediction, measured: Measured, report: Report) -> No
 def _predicted(best: Prediction) -> dict[str, Any]:
     return {
         "nodes": best.tree.nodes,
-        "heads": best.tree.depth,
-        "paths": [list(path) for path in best.tree.paths],
+        "heads": best.tree.heads,
+        "lookup": best.tree.lookup,
+        "paths": best.tree.document(),
         "counts": best.counts,
         "published": best.published,
         "published_90": best.published_interval,

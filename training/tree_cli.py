@@ -1,4 +1,4 @@
-"""`medusa-tree`: calibrate an engine's heads, search the tree that pays on this machine, draw trees."""
+"""`medusa-tree`: calibrate an engine's heads and lookup, search the tree that pays on this machine, draw trees."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.tree_search import AUTO, COUNTS
+
+if TYPE_CHECKING:
+    from medusa_engine.training.calibration import Calibration
 
 MAX_NEW_TOKENS = 128
 MEASURED_ANSWERS = 16
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="medusa-tree", description="Calibrate heads, search trees and draw them.")
+    parser = argparse.ArgumentParser(
+        prog="medusa-tree", description="Calibrate heads and lookup, search trees and draw them."
+    )
     add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_calibrate(commands.add_parser("calibrate", help="count at which rank each head lists what is published"))
+    _add_calibrate(commands.add_parser("calibrate", help="count how often heads and lookup have what is published"))
     _add_search(commands.add_parser("search", help="search a tree from a calibration"))
     _add_show(commands.add_parser("show", help="sketch a tree in the terminal, or draw it"))
     return parser
@@ -51,6 +57,14 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="what a path weighs: marginal, the product of its ranks' mass, as in the paper; joint, the share of"
         " positions that accept it; default: what publishes more on held-out answers",
     )
+    lookup = parser.add_mutually_exclusive_group()
+    lookup.add_argument(
+        "--lookup-depth",
+        type=int,
+        metavar="N",
+        help="lookup nodes that the tree may have; default: as many as the engine offers",
+    )
+    lookup.add_argument("--no-lookup", action="store_true", help="give the tree no lookup nodes")
     parser.add_argument(
         "--measure",
         type=int,
@@ -64,7 +78,12 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 def _add_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tree", type=Path, help="tree file, or the name of a shipped tree")
     parser.add_argument("--calibration", type=Path, help="take the nodes' probabilities from here, not from the tree")
-    parser.add_argument("--counts", choices=COUNTS, default=COUNTS[1], help="of the calibration; default: %(default)s")
+    parser.add_argument(
+        "--counts",
+        choices=COUNTS,
+        default=COUNTS[1],
+        help="of the calibration; default: %(default)s; trees with lookup are replayed on its answers instead",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -93,6 +112,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     from medusa_engine.runtime.manifest import file_sha256
     from medusa_engine.training.calibrate import calibrate
     from medusa_engine.training.calibration import engine_provenance
+    from medusa_engine.training.lookup_hits import lookup_lines
     from medusa_engine.training.output_file import check_output
 
     check_output(options.output)
@@ -125,6 +145,9 @@ def _calibrate(options: argparse.Namespace) -> None:
         progress=lambda done, tokens: _report(f"{done}/{len(prompts)} answers, {tokens} tokens"),
     )
     calibration.save(options.output)
+    counts = calibration.lookup_counts()
+    for line in lookup_lines(counts) if counts is not None else []:
+        _report(line)
     print(options.output)
 
 
@@ -151,14 +174,57 @@ def _search(options: argparse.Namespace) -> None:
         if options.nodes is not None and getattr(options, name) is not None:
             raise UserError(f"--{name} is given with --nodes", "leave it out: nothing is measured")
     if options.nodes is not None:
-        document = search_nodes(calibration, options.nodes, counts=options.counts, report=_report)
+        lookup = _lookup_nodes(options, calibration, calibration.lookup)
+        document = search_nodes(calibration, options.nodes, counts=options.counts, lookup=lookup, report=_report)
     else:
         engine = Engine.open(options.for_engine, threads=options.threads or 0)
         check_calibrated(calibration, engine, options.calibration)
         measured = MEASURED_ANSWERS if options.measure is None else options.measure
-        document = search_engine(calibration, engine, counts=options.counts, measured_answers=measured, report=_report)
+        offered = engine.limits.lookup
+        lookup = _lookup_nodes(options, calibration, offered)
+        if lookup > offered:
+            raise UserError(
+                f"--lookup-depth is {lookup}, but {options.for_engine} offers {offered} lookup nodes",
+                f"give fewer, or export with medusa-export --lookup-depth {lookup}",
+            )
+        document = search_engine(
+            calibration,
+            engine,
+            counts=options.counts,
+            measured_answers=measured,
+            lookup=lookup,
+            report=_report,
+        )
     write_json(options.output, {"name": options.output.stem, **document})
     print(options.output)
+
+
+def _lookup_nodes(options: argparse.Namespace, calibration: Calibration, offered: int | None) -> int:
+    """Lookup nodes that a searched tree may have.
+
+    Args:
+        offered: by the engine; None where that is not known.
+
+    Raises:
+        UserError: the calibration knows nothing of lookup, or there are never so many.
+    """
+    from medusa_engine.exporter.settings import MOST_LOOKUP
+
+    asked = options.lookup_depth
+    if options.no_lookup:
+        return 0
+    if asked is not None and not 1 <= asked <= MOST_LOOKUP:
+        raise UserError(f"--lookup-depth is {asked}", f"give 1 to {MOST_LOOKUP}, or --no-lookup")
+    if calibration.lookup is not None:
+        return (offered or 0) if asked is None else asked
+    if asked is not None:
+        raise UserError(
+            f"{options.calibration}: was written without lookup, but --lookup-depth is given",
+            "calibrate again with medusa-tree calibrate, or leave the option out",
+        )
+    if offered != 0:
+        _report(f"{options.calibration} was written without lookup: the tree has no lookup nodes; calibrate again")
+    return 0
 
 
 def _show(options: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 Everything works on rank vectors, one per published token: entry j is the rank at which head j lists the token that the
 target publishes j + 1 behind it; MISS where the head does not list it, END where the answer has ended before. The path
-(r0, ..., rd) is accepted exactly when the vector starts with it.
+(r0, ..., rd) is accepted exactly when the vector starts with it. Lookup nodes beside them: `lookup_search`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from medusa_engine.runtime.tree import Tree, TreePath
+from medusa_engine.runtime.tree import LOOKUP, Tree, TreePath
 
 MISS = -1
 END = -2
@@ -22,7 +23,30 @@ COUNTS = ("marginal", "joint")  # what a path can be weighed with; the paper's c
 AUTO = "auto"  # whichever of COUNTS publishes more on held-out answers
 
 Ranks = npt.NDArray[np.int64]
+Runs = npt.NDArray[np.int64]
 Mass = Callable[[TreePath], float]
+
+
+class Hits(NamedTuple):
+    """What is right behind each of the T tokens of an answer.
+
+    Attributes:
+        ranks: [T, K], a rank vector for each token.
+        runs: [T], how many of the tokens looked up behind it are right, up to the first that is not.
+    """
+
+    ranks: Ranks
+    runs: Runs
+
+    @classmethod
+    def of_heads(cls, ranks: Ranks) -> Hits:
+        """Without lookup."""
+        return cls(ranks, np.zeros(len(ranks), dtype=np.int64))
+
+    @classmethod
+    def joined(cls, answers: Sequence[Hits]) -> Hits:
+        """Of the tokens of several answers."""
+        return cls(np.concatenate([hits.ranks for hits in answers]), np.concatenate([hits.runs for hits in answers]))
 
 
 def rank_counts(ranks: Ranks, topk: int) -> npt.NDArray[np.int64]:
@@ -113,21 +137,24 @@ def expected_published(tree: Tree, mass: Mass) -> float:
     return 1.0 + sum(mass(path) for path in tree.paths)
 
 
-def replay(tree: Tree, sequences: Sequence[Ranks]) -> list[int]:
-    """G of every round that this tree would have taken through answers given by their rank vectors [T, K].
+def replay(tree: Tree, answers: Sequence[Hits]) -> list[int]:
+    """G of every round that this tree would have taken through answers.
 
-    The round whose root is token t of an answer publishes it and the path that vector t accepts; no round publishes
+    The round whose root is token t of an answer publishes it and the path that is accepted there; no round publishes
     more than what is left of the answer.
     """
-    return [published for published, _ in replayed_rounds(tree, sequences)]
+    return [published for published, _ in replayed_rounds(tree, answers)]
 
 
-def replayed_rounds(tree: Tree, sequences: Sequence[Ranks]) -> list[tuple[int, TreePath]]:
-    """G of every round as in `replay`, and the path that it accepts, which the end of the answer may cut."""
+def replayed_rounds(tree: Tree, answers: Sequence[Hits]) -> list[tuple[int, TreePath]]:
+    """G of every round as in `replay`, and the path that it accepts, which the end of the answer may cut.
+
+    Of a head's path and looked up tokens that are as long, which are the same tokens, the head's counts.
+    """
     paths = set(tree.paths)
     rounds: list[tuple[int, TreePath]] = []
-    for ranks in sequences:
-        vectors = ranks.tolist()
+    for hits in answers:
+        vectors, runs = hits.ranks.tolist(), np.minimum(hits.runs, tree.lookup).tolist()
         position = 0
         while position < len(vectors):
             path: TreePath = ()
@@ -135,7 +162,19 @@ def replayed_rounds(tree: Tree, sequences: Sequence[Ranks]) -> list[tuple[int, T
                 if (*path, rank) not in paths:
                     break
                 path = (*path, rank)
+            if runs[position] > len(path):
+                path = (LOOKUP,) * runs[position]
             published = min(1 + len(path), len(vectors) - position)
             rounds.append((published, path))
             position += published
     return rounds
+
+
+def node_acceptance(tree: Tree, answers: Sequence[Hits]) -> dict[TreePath, float]:
+    """Share of a tree's rounds in which each path was accepted, the answers' last rounds counted as they were cut.
+
+    E[G] of these rounds is 1 + their sum.
+    """
+    rounds = replayed_rounds(tree, answers)
+    counts = Counter(path[:length] for published, path in rounds for length in range(1, published))
+    return {path: counts[path] / max(1, len(rounds)) for path in tree.paths}

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 from medusa_engine.benchmarks.answers import PLAIN, TREE, Answered, Answers, Way
-from medusa_engine.benchmarks.hits import depth_rates, hit_rates, node_acceptance
+from medusa_engine.benchmarks.hits import depth_rates, hit_rates
 from medusa_engine.benchmarks.measure import Samples
 from medusa_engine.benchmarks.prompt_file import BenchPrompt
 from medusa_engine.benchmarks.sweep import Sweep, SweepPoint, grow, most_nodes
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.roofline import Published
 from medusa_engine.runtime.tree import Tree
-from medusa_engine.training.tree_search import END, MISS
+from medusa_engine.training.tree_search import END, MISS, Hits
 
 # Two answers of 4 and 3 tokens with two heads; the vector behind each token.
-FIRST = np.array([[0, 1], [1, 0], [0, END], [END, END]])
-SECOND = np.array([[MISS, 0], [0, 0], [MISS, END]])
-TREE_3 = Tree(((0,), (0, 1)), "three")
+FIRST = Hits.of_heads(np.array([[0, 1], [1, 0], [0, END], [END, END]]))
+SECOND = Hits.of_heads(np.array([[MISS, 0], [0, 0], [MISS, END]]))
 
 
 def limits(**sizes: int) -> Limits:
@@ -50,14 +49,6 @@ def test_hit_rates_are_shares_of_the_positions_that_have_a_label() -> None:
     assert hits.positions == [6, 4]
     assert hits.rates == [[3 / 6, 1 / 6, 0], [3 / 4, 1 / 4, 0]]
     assert hits.missed(0) == pytest.approx(2 / 6) and hits.missed(1) == 0
-
-
-def test_nodes_are_accepted_where_a_round_begins() -> None:
-    # First answer: one round accepts (0, 1) and publishes 3, one publishes the last token. Second: 1, then (0) and its
-    # root. The third ends before what its round accepts.
-    shares = node_acceptance(TREE_3, [FIRST, SECOND, np.array([[0, 1]])])
-    assert shares == {(0,): 2 / 5, (0, 1): 1 / 5}
-    assert 1 + sum(shares.values()) == (4 + 3 + 1) / 5
 
 
 def test_depth_rates_are_of_the_rounds_that_got_there() -> None:

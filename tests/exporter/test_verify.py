@@ -18,6 +18,7 @@ from tampering import (
     causal_mask,
     least_likely,
     nothing_accepted,
+    nothing_looked_up,
     other_tokens,
     positions_by_row,
     rows_left_behind,
@@ -25,10 +26,11 @@ from tampering import (
 from tiny_models import RANDOM_VOCAB, Exported, Rigged
 
 from medusa_engine.exporter.verify import Subject, Verification, verify
-from medusa_engine.exporter.verify_compare import Difference
+from medusa_engine.exporter.verify_difference import Difference
 from medusa_engine.exporter.verify_page import page
 from medusa_engine.exporter.verify_report import text
 from medusa_engine.exporter.verify_settings import VerifySettings
+from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import TreeBuffers
 
@@ -262,6 +264,29 @@ def test_a_head_that_lists_other_tokens_is_found(own_heads: Exported, tmp_path: 
     assert (difference.kind, difference.round) == ("draft", 0)
     assert "head 1 lists token" in difference.reason and "path [0, 0], of the next tree" in difference.reason
     assert found.subjects[1].faults == [], "plain steps have no heads"
+
+
+@pytest.mark.parametrize("bundle", ["own_heads", "no_heads"])
+def test_tokens_that_were_not_looked_up_where_they_are_are_found(
+    request: pytest.FixtureRequest, bundle: str, tmp_path: Path
+) -> None:
+    exported = request.getfixturevalue(bundle)
+    tree, prompts = tmp_path / "chain.json", tmp_path / "repetitive.json"
+    tree.write_text('[["L"], ["L", "L"]]')
+    prompts.write_text("[[5, 6, 7, 8, 5, 6, 7, 8, 5]]")
+    options = {"model": str(exported.checkpoint), "prompts": prompts, "trees": (tree,), "rounds": 6, "threads": 1}
+    sound = verify(VerifySettings(engine=exported.bundle, **options), lambda _: None)
+    assert sound.verdict == "same" and sound.drafts_compared
+    tampered = Tampered(exported.bundle, tmp_path / "bundle").graph(nothing_looked_up).seal()
+    rounds, steps = verify(VerifySettings(engine=tampered, **options), lambda _: None).subjects
+    number, difference = first_fault(rounds)
+    answer = sound.subjects[0].answers[0]
+    context = [5, 6, 7, 8, 5, 6, 7, 8, 5, *answer]
+    before = sum(rounds.published[0][: difference.round])
+    assert (number, difference.kind) == (1, "draft")
+    expected = lookup_tokens(context[: 9 + before + 1], 1)[0]
+    assert f"at depth 1 instead of {expected}, for row 1 of the next tree" in difference.reason
+    assert steps.faults == []
 
 
 def negate(weights: Any) -> None:

@@ -103,15 +103,52 @@ def test_replayed_rounds_are_those_the_engine_takes(any_bundle: Exported) -> Non
     engine = any_bundle.engine
     prompts = [*PROMPTS, [1], [2, 2]]
     calibration = calibrated(engine, prompts)
+    looked_up = [["L"] * depth for depth in range(1, engine.limits.lookup + 1)]
     trees = [parse_tree([[0], [1], [0, 0]], "three"), parse_tree([[0]], "chain"), engine.tree]
+    trees += [parse_tree(looked_up, "lookup"), parse_tree([[0], [1], [0, 0], *looked_up], "heads and lookup")]
     searched = best_first(joint_mass(calibration.ranks), nodes=12, heads=calibration.heads, topk=calibration.topk)
     published = 0
     for tree in [*trees, searched]:
         for answer in calibration.answers:
             real = engine.generate(prompt_ids=answer.prompt_ids, max_new_tokens=TOKENS, tree=tree)
-            assert replay(tree, [answer.ranks]) == real.published_per_round
+            assert replay(tree, [answer.hits]) == real.published_per_round
             published += max(real.published_per_round) - 1
     assert published, "no round published more than its root"
+
+
+def test_engine_without_heads_is_calibrated_by_its_answers(no_heads: Exported, tmp_path: Path) -> None:
+    engine = no_heads.engine
+    calibration = calibrated(engine, PROMPTS, tokens=40)
+    assert (calibration.heads, calibration.lookup) == (0, 4)
+    chain = parse_tree([["L"] * depth for depth in range(1, 5)], "chain")
+    published = []
+    for answer in calibration.answers:
+        assert answer.token_ids == greedy_ids(no_heads.model, answer.prompt_ids, 40)
+        real = engine.generate(prompt_ids=answer.prompt_ids, max_new_tokens=40, tree=chain)
+        assert replay(chain, [answer.hits]) == real.published_per_round
+        published += real.published_per_round
+    assert {1, 5} <= set(published)
+    calibration.save(tmp_path / "c.json")
+    loaded = load_calibration(tmp_path / "c.json")
+    check_calibrated(loaded, engine, tmp_path)
+    assert (loaded.heads, loaded.lookup, loaded.lookup_counts()) == (0, 4, calibration.lookup_counts())
+
+
+def test_file_from_before_lookup_is_read_without_it(own_heads: Exported, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    calibration = calibrated(own_heads.engine, PROMPTS)
+    calibration.save(path)
+    document = json.loads(path.read_text())
+    del document["lookup"]
+    for answer in document["answers"]:
+        del answer["token_ids"]
+    path.write_text(json.dumps(document))
+    old = load_calibration(path)
+    assert (old.lookup, old.lookup_counts(), calibration.lookup) == (None, None, 3)
+    assert [answer.ranks.tolist() for answer in old.answers] == [
+        answer.ranks.tolist() for answer in calibration.answers
+    ]
+    assert not any(hits.runs.any() for hits in old.sequences) and any(hits.runs.any() for hits in calibration.sequences)
 
 
 def test_replayed_rounds_end_at_a_stop_token_as_the_engine_does(rigged_32: Exported) -> None:
@@ -120,7 +157,7 @@ def test_replayed_rounds_end_at_a_stop_token_as_the_engine_does(rigged_32: Expor
     for prompt in range(40):
         (answer,) = calibrated(engine, [[prompt]], tokens=12).answers
         real = engine.generate(prompt_ids=[prompt], max_new_tokens=12, tree=tree)
-        assert replay(tree, [answer.ranks]) == real.published_per_round
+        assert replay(tree, [answer.hits]) == real.published_per_round
 
 
 def test_file_gives_back_what_was_written(own_heads: Exported, tmp_path: Path) -> None:
@@ -130,7 +167,8 @@ def test_file_gives_back_what_was_written(own_heads: Exported, tmp_path: Path) -
     assert loaded.provenance == calibration.provenance
     assert (loaded.heads, loaded.topk, loaded.max_tree_nodes) == (3, 5, 24)
     assert [answer.prompt_ids for answer in loaded.answers] == PROMPTS
-    assert all((a == b).all() for a, b in zip(loaded.sequences, calibration.sequences, strict=True))
+    pairs = zip(loaded.sequences, calibration.sequences, strict=True)
+    assert all((a.ranks == b.ranks).all() and (a.runs == b.runs).all() for a, b in pairs)
 
 
 def test_file_counts_each_head_and_rank_over_the_positions_that_have_a_label(
@@ -195,9 +233,18 @@ def put(value: object, *keys: Any) -> Callable[[Any], None]:
         (put(5, "answers", 0, "ranks", 3, 0), "answer 0"),
         (put("1", "answers", 0, "ranks", 3, 0), "answer 0"),
         (put(-3, "answers", 0, "ranks", 3, 0), "answer 0"),
-        (remove("answers", 0, "ranks", 0), "counts"),
+        (remove("answers", 0, "ranks", 0), "answer 0"),
         (put(99, "counts", 0, 0), "counts"),
         (remove("counts"), "counts"),
+        (put(0, "heads"), "rank vector"),
+        (put(-1, "topk"), "damaged"),
+        (put([], "lookup"), "lookup"),
+        (put(65, "lookup", "offered"), "lookup"),
+        (put(99, "lookup", "hits", 0, 1), "counts of lookup"),
+        (remove("lookup", "positions"), "counts of lookup"),
+        (remove("answers", 1, "token_ids"), "answer 1 has no token_ids"),
+        (put(1.0, "answers", 1, "token_ids", 2), "answer 1 has no token_ids"),
+        (put(-1, "answers", 1, "token_ids", 2), "answer 1 has no token_ids"),
     ],
 )
 def test_damaged_file_is_refused(

@@ -21,6 +21,6 @@ def test_prompts_are_different_ones_and_none_of_the_benchmarks() -> None:
     assert not [prompt for prompt in prompts if "{" in prompt or prompt != prompt.strip()]
     scored = [
         (ROOT / "benchmarks" / "prompts" / name).read_text().splitlines()
-        for name in ("calibration.txt", "held_out.txt")
+        for name in ("calibration.txt", "calibration_grounded.txt", "held_out.txt")
     ]
     assert all(scored) and not set(prompts) & {prompt for part in scored for prompt in part}

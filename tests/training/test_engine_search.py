@@ -22,7 +22,7 @@ from medusa_engine.training.engine_search import MOST_TIMED, EngineSearch, grid,
 from medusa_engine.training.round_timing import LEAST_PASSES, RoundCost, RoundTimer, largest_tree
 from medusa_engine.training.searched_tree import search_engine, search_nodes, typical_context
 from medusa_engine.training.speed_check import Measured, measure
-from medusa_engine.training.tree_search import MISS, Ranks, best_first, expected_published, path_mass, replay
+from medusa_engine.training.tree_search import MISS, Hits, Ranks, best_first, expected_published, path_mass, replay
 
 STEP = 0.02  # seconds of a plain step in these tests' imagined engines
 
@@ -31,6 +31,10 @@ def random_ranks(answers: int, *, seed: int) -> list[Ranks]:
     """Answers of four heads, each right at ranks 0 to 3 with these shares, independently."""
     random = np.random.default_rng(seed)
     return [random.choice([0, 1, 2, 3, MISS], size=(50, 4), p=[0.5, 0.2, 0.1, 0.05, 0.15]) for _ in range(answers)]
+
+
+def heads_alone(ranks: Sequence[Ranks]) -> list[Hits]:
+    return [Hits.of_heads(vectors) for vectors in ranks]
 
 
 def engine_of(
@@ -47,8 +51,9 @@ def engine_of(
 
 
 def search(cost: Callable[[int], float], ranks: list[Ranks], timed: list[int] | None = None) -> EngineSearch:
+    hits = heads_alone(ranks)
     return search_for_engine(
-        ranks[::2], ranks[1::2], topk=4, max_nodes=64, time_trees=engine_of(cost, timed), report=lambda line: None
+        hits[::2], hits[1::2], topk=4, max_nodes=64, time_trees=engine_of(cost, timed), report=lambda line: None
     )
 
 
@@ -67,7 +72,7 @@ def fastest(cost: Callable[[int], float], ranks: list[Ranks]) -> float:
         mass = path_mass(counts, np.concatenate(ranks[::2]), 4)
         for nodes in range(2, 65):
             tree = best_first(mass, nodes=nodes, heads=4, topk=4)
-            speed_ups.append(np.mean(replay(tree, ranks[1::2])) / cost(tree.nodes))
+            speed_ups.append(np.mean(replay(tree, heads_alone(ranks[1::2]))) / cost(tree.nodes))
     return float(max(speed_ups))
 
 
@@ -76,7 +81,7 @@ def test_chosen_size_is_the_best_of_all_sizes(cost: Callable[[int], float]) -> N
     ranks = random_ranks(12, seed=1)
     found = search(cost, ranks)
     assert found.best is not None and found.pays
-    published = np.mean(replay(found.best.tree, ranks[1::2]))
+    published = np.mean(replay(found.best.tree, heads_alone(ranks[1::2])))
     assert found.best.speed_up == pytest.approx(published / cost(found.best.tree.nodes))
     assert found.best.speed_up >= 0.99 * fastest(cost, ranks)
 
@@ -208,7 +213,12 @@ def test_intervals_hold_the_estimate_and_widen_with_noise() -> None:
         return [RoundCost((t, 1.3 * t, 0.7 * t, 1.2 * t, 0.8 * t), (STEP,) * 5) for t in times]
 
     wide = search_for_engine(
-        ranks[::2], ranks[1::2], topk=4, max_nodes=64, time_trees=noisy, report=lambda line: None
+        heads_alone(ranks[::2]),
+        heads_alone(ranks[1::2]),
+        topk=4,
+        max_nodes=64,
+        time_trees=noisy,
+        report=lambda line: None,
     ).best
     assert wide is not None and np.ptp(wide.speed_up_interval) > 2 * np.ptp(best.speed_up_interval)
 
@@ -267,7 +277,7 @@ def test_measured_answers_are_those_of_the_engine(rigged_64: Exported, rigged_he
     for answer, speculative, plain in zip(answers, measured.speculative, measured.plain, strict=True):
         assert plain.token_ids == rigged_heads.answer(answer.prompt_ids, 24) == speculative.token_ids
         assert plain.published_per_round == [1] * 24
-        assert speculative.published_per_round == replay(tree, [answer.ranks])
+        assert speculative.published_per_round == replay(tree, [answer.hits])
 
 
 def generation(published: list[int], seconds: float, token: int = 1) -> Generation:

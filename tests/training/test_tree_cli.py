@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,9 +18,9 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import document_sha256, file_sha256
 from medusa_engine.runtime.tree import load_tree
 from medusa_engine.training import tree_search
-from medusa_engine.training.calibration import load_calibration
+from medusa_engine.training.calibration import Answer, load_calibration
 from medusa_engine.training.tree_cli import main
-from medusa_engine.training.tree_search import COUNTS, joint_mass, marginal_mass, rank_mass
+from medusa_engine.training.tree_search import COUNTS, MISS, joint_mass, marginal_mass, rank_mass, replay
 
 CASES = DATA / "trees"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((CASES / "EXPECTED.json").read_text())
@@ -78,12 +79,27 @@ def calibration(chat_bundle: Path, prompts: Path, tmp_path_factory: pytest.TempP
     return path
 
 
+@pytest.fixture(scope="module")
+def repetitive(calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The calibration with answers that say everything twice, then something else; heads know the latter alone."""
+    path = tmp_path_factory.mktemp("repetitive") / "c.json"
+    whole = load_calibration(calibration)
+    tokens = [*range(20), *range(20), *range(30, 40)]
+    ranks = np.full((len(tokens), 2), MISS)
+    ranks[39::2, 0] = 0
+    answers = [Answer([50, 51 + index], ranks, tokens) for index in range(6)]
+    dataclasses.replace(whole, answers=answers).save(path)
+    return path
+
+
 def test_calibrate_writes_counts_and_hashes(chat_bundle: Path, prompts: Path, tmp_path: Path, run: Run) -> None:
     output = tmp_path / "c.json"
     arguments = ["--engine", chat_bundle, "--prompts", prompts, "-o", output, "--chat", "--max-new-tokens", 6]
     out, err = run("calibrate", *arguments)
     assert out == f"{output}\n"
-    assert err.splitlines()[0].startswith("1/6 answers, ") and err.splitlines()[-1].startswith("6/6 answers, ")
+    lines = err.splitlines()
+    assert lines[0].startswith("1/6 answers, ") and lines[5].startswith("6/6 answers, ")
+    assert all(line.startswith("lookup") for line in lines[6:]) and len(lines) > 6
     manifest = json.loads((chat_bundle / "manifest.json").read_text())
     document = json.loads(output.read_text())
     provenance = document["provenance"]
@@ -155,12 +171,52 @@ def test_search_writes_the_best_tree_of_that_many_nodes(calibration: Path, tmp_p
     masses = {"joint": joint_mass(ranks), "marginal": marginal_mass(rank_mass(ranks, 4))}
     for counts, mass in masses.items():
         output = tmp_path / f"{counts}.json"
-        out, err = run("search", calibration, "--nodes", 4, "--counts", counts, "-o", output)
+        out, err = run("search", calibration, "--nodes", 4, "--counts", counts, "--no-lookup", "-o", output)
         tree = load_tree(output)
         assert out == f"{output}\n" and f"{counts} counts" in err and tree.name == counts
         assert tree.paths == tree_search.best_first(mass, nodes=4, heads=2, topk=4).paths
         assert tree.metadata["probabilities"] == [mass(path) for path in tree.paths]
         assert tree.metadata["metadata"]["counts"] == counts  # type: ignore[index]
+
+
+def test_searched_tree_has_the_lookup_nodes_that_the_engine_offers(
+    repetitive: Path, calibration: Path, tmp_path: Path, run: Run, refuses: Refuses
+) -> None:
+    output = tmp_path / "t.json"
+    for options, most in (([], 2), (["--no-lookup"], 0), (["--lookup-depth", 1], 1), (["--lookup-depth", 9], 9)):
+        run("search", repetitive, "--nodes", 8, *options, "-o", output)
+        tree = load_tree(output)
+        assert tree.lookup == most if most < 9 else tree.lookup > 2
+        facts = json.loads(output.read_text())
+        expected = np.mean(replay(tree, load_calibration(repetitive).sequences))
+        if most:
+            assert facts["metadata"]["expected_published"] == pytest.approx(expected)
+            assert 1 + sum(facts["probabilities"]) == pytest.approx(expected)
+            gains = facts["metadata"]["selected_in_order"]
+            assert [entry for entry, _ in gains[: tree.lookup]] == [["L"] * (d + 1) for d in range(tree.lookup)]
+            assert 1 + sum(gain for _, gain in gains) == pytest.approx(expected)
+            drawn, _ = run("show", output, "--calibration", repetitive)
+            assert drawn == run("show", output)[0] and f"E[G] {expected:.2f}" in drawn and "L  " in drawn
+    search = ["search", repetitive, "-o", tmp_path / "u.json"]
+    refuses(*search, "--nodes", 4, "--lookup-depth", 0, named=["--lookup-depth is 0"])
+    refuses(*search, "--nodes", 4, "--lookup-depth", 65, named=["--lookup-depth is 65"])
+
+
+def test_lookup_needs_a_calibration_and_an_engine_that_have_it(
+    repetitive: Path, chat_bundle: Path, tmp_path: Path, run: Run, refuses: Refuses
+) -> None:
+    old, output, chain = tmp_path / "old.json", tmp_path / "t.json", tmp_path / "chain.json"
+    document = json.loads(repetitive.read_text())
+    del document["lookup"]
+    old.write_text(json.dumps(document))
+    chain.write_text('[["L"]]')
+    refuses("search", old, "--nodes", 4, "--lookup-depth", 2, "-o", output, named=[old, "without lookup"])
+    refuses("show", chain, "--calibration", old, named=["chain", "without lookup"])
+    _, err = run("search", old, "--nodes", 4, "-o", output)
+    assert f"{old} was written without lookup" in err and load_tree(output).lookup == 0
+    assert "without lookup" not in run("search", old, "--nodes", 4, "--no-lookup", "-o", output)[1]
+    engine = ["--for-engine", chat_bundle, "--lookup-depth", 3, "-o", output]
+    refuses("search", repetitive, *engine, named=["--lookup-depth is 3", chat_bundle, "offers 2"])
 
 
 def test_search_says_which_counts_it_uses(calibration: Path, tmp_path: Path, run: Run) -> None:

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from medusa_engine.runtime.tree import Tree, parse_tree
 from medusa_engine.training.tree_search import (
+    END,
     MISS,
+    Hits,
     best_first,
     expected_published,
     joint_mass,
     marginal_mass,
     mass_from_cumulative,
+    node_acceptance,
     rank_mass,
     replay,
 )
@@ -77,11 +80,20 @@ def test_no_tree_of_that_size_has_more_joint_weight(vectors: list[list[int]], no
 
 def test_replay_goes_on_behind_what_a_round_published() -> None:
     tree = parse_tree([[0], [0, 1], [1]], "tree")
-    ranks = np.array([[0, 1], [5, 5], [5, 5], [1, 0], [0, 0], [MISS, 0], [0, 1]])
+    hits = Hits.of_heads(np.array([[0, 1], [5, 5], [5, 5], [1, 0], [0, 0], [MISS, 0], [0, 1]]))
     # [0,1] accepts two; [1] accepts one and [1,0] is not in the tree; then a miss; the last is cut at the end.
-    assert replay(tree, [ranks]) == [3, 2, 1, 1]
-    assert sum(replay(tree, [ranks, ranks])) == 2 * len(ranks)
+    assert replay(tree, [hits]) == [3, 2, 1, 1]
+    assert sum(replay(tree, [hits, hits])) == 2 * len(hits.ranks)
 
 
 def test_replay_of_the_root_alone_publishes_one_token_a_round() -> None:
-    assert replay(Tree(()), [np.zeros((4, 2), dtype=np.int64)]) == [1, 1, 1, 1]
+    assert replay(Tree(()), [Hits.of_heads(np.zeros((4, 2), dtype=np.int64))]) == [1, 1, 1, 1]
+
+
+def test_nodes_are_accepted_where_a_round_begins() -> None:
+    # First answer: one round accepts (0, 1) and publishes 3, one publishes the last token. Second: 1, then (0) and its
+    # root. The third ends before what its round accepts.
+    vectors = [[[0, 1], [1, 0], [0, END], [END, END]], [[MISS, 0], [0, 0], [MISS, END]], [[0, 1]]]
+    shares = node_acceptance(parse_tree([[0], [0, 1]], "three"), [Hits.of_heads(np.array(each)) for each in vectors])
+    assert shares == {(0,): 2 / 5, (0, 1): 1 / 5}
+    assert 1 + sum(shares.values()) == (4 + 3 + 1) / 5

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_engine.runtime.lookup import LookupReplay, lookup_tokens
+from medusa_engine.runtime.lookup import lookup_tokens
+from medusa_engine.runtime.lookup_replay import LookupReplay
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
