@@ -67,8 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="answer again plainly and with each tree of the engine (or the given one): print to stderr tokens per second"
-        " and per round of each, and whether the ids are the same",
+        help="answer again plainly and with each tree of the engine, or the given one: print to stderr the tokens per"
+        " second and per round of each, and whether the ids are the same",
     )
     add_version(parser)
     return parser
