@@ -72,7 +72,13 @@ def test_own_prompts_were_not_trained_or_calibrated_on() -> None:
     }
     script = [sys.executable, str(folder / "make_training.py"), "12000"]
     made = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
-    for others in (made, *((folder / name).read_text().splitlines() for name in ("calibration.txt", "held_out.txt"))):
+    for others in (
+        made,
+        *(
+            (folder / name).read_text().splitlines()
+            for name in ("calibration.txt", "calibration_grounded.txt", "held_out.txt")
+        ),
+    ):
         assert others and not own & set(others)
 
 
