@@ -54,6 +54,7 @@ class LookupReplay:
             at = position + 1 + step
             if at == len(self.tokens):
                 return None
-            if self.tokens[at] != self.tokens[end + 1 + step % (position - end)]:
+            # Behind the end of the context it goes on with what it copied, which has been found right.
+            if self.tokens[at] != self.tokens[end + 1 + step]:
                 return step
         return self._depth

@@ -100,9 +100,10 @@ def test_the_command_keeps_one_tree_on_request(
     if options == ("--tree", "8"):  # one that is shipped, and too deep for two heads
         commands.run_refuses("--engine", exported, *ASK, *options, named=["tree 8"])
         return
-    answer = json.loads(commands.run("--engine", exported, *ASK, *options, "--json"))
+    answer = json.loads(commands.run("--engine", exported, *ASK, *options, "--json", "--compare"))
     expected = "second" if "--tree" in options else "first"
     assert (answer["rounds_per_tree"], answer["tree"]) == ({expected: answer["rounds"]}, expected)
+    assert [(way["way"], way["same_ids"]) for way in answer["compared"]] == [("plain", True), (expected, True)]
 
 
 # What is refused
