@@ -7,6 +7,7 @@ FUZZ ?= tree
 FUZZ_SECONDS ?= 60
 SOAK_PROMPTS ?= 200
 PROMPT ?= What is the capital of France, and what is it known for?
+PROMPT_FILE ?= benchmarks/prompts/edit.txt
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL := engines/models/SmolLM2-135M-Instruct.Q4_1.gguf
 ENGINE := engines/smollm2-135m
 HEADS := heads/smollm2-135m-instruct
-TREE := trees/smollm2.json
+TREES := trees/smollm2.json trees/smollm2_lookup.json trees/smollm2_lookup_long.json
 BENCH := engines/smollm2-135m.bench
 EXPORTER := $(wildcard exporter/*.py exporter/passes/*.py plugins/compact_append_kv/*.py)
 
@@ -54,13 +55,15 @@ model: venv
 
 engine: $(ENGINE)/manifest.json
 
-# The manifest appears with the complete bundle only. Exported again when the exporter's code or the tree changes.
-$(ENGINE)/manifest.json: $(EXPORTER) $(HEADS)/medusa_lm_head.safetensors $(TREE) | model
-	$(BIN)/medusa-export --model $(MODEL) --heads $(HEADS) --tree $(TREE) --top-k 16 \
-	    --output $(ENGINE) --force
+# The manifest appears with the complete bundle only. Exported again when the exporter's code or a tree changes.
+$(ENGINE)/manifest.json: $(EXPORTER) $(HEADS)/medusa_lm_head.safetensors $(TREES) | model
+	$(BIN)/medusa-export --model $(MODEL) --heads $(HEADS) $(TREES:%=--tree %) --lookup-depth 8 \
+	    --top-k 16 --output $(ENGINE) --force
 
 demo: engine
-	$(BIN)/medusa-run --engine $(ENGINE) --chat --prompt "$(PROMPT)" --stats --compare-plain
+	$(BIN)/medusa-run --engine $(ENGINE) --chat --prompt "$(PROMPT)" --stats --compare
+	@echo; echo "Much of an answer may stand in its prompt, here that of $(PROMPT_FILE):"
+	$(BIN)/medusa-run --engine $(ENGINE) --chat --prompt-file $(PROMPT_FILE) --stats --compare
 
 test: engine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -174,6 +174,14 @@ class Answers:
             found.setdefault(prompt.category, []).append(index)
         return found
 
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """Group of categories -> its prompts; nothing where there is one alone."""
+        found: dict[str, list[int]] = {}
+        for index, prompt in enumerate(self.prompts):
+            found.setdefault(prompt.group, []).append(index)
+        return found if len(found) > 1 else {}
+
     def speed_up(self, way: Way, chosen: Sequence[int]) -> float:
         """Tokens per second over plain steps."""
         plain = self.plain.tally(chosen).tokens_per_second

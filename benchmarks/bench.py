@@ -115,17 +115,19 @@ def run_bench(settings: BenchSettings, steps: Steps) -> Results:
     facts = facts_of(engine.manifest) if settings.ledger else None
     trees, nodes = named_trees(settings, engine), sweep_nodes(settings, engine)
     tokens = contexts(settings, engine, max(*nodes, *(tree.nodes for tree in trees)))
-    prompts = read_prompts(settings.prompts, engine)
+    prompts, too_long = read_prompts(settings.prompts, engine)
     notes = [] if settings.sweep else left_out(nodes, SWEEP, "trees of")
     notes += [] if settings.contexts else left_out(tokens, CONTEXTS, "contexts of")
-    notes += [] if engine.manifest.heads_trained else ["the heads are untrained: expect no speed-up from them"]
+    notes += [f"{too_long} of our own prompts: left out, the engine is too small for them"] if too_long else []
+    untrained = engine.limits.heads and not engine.manifest.heads_trained
+    notes += ["the heads are untrained: expect no speed-up from them"] if untrained else []
     for speculation in (True, False):
         engine.load(speculation=speculation)
     load_seconds = time.perf_counter() - started
     others = _open_others(settings, engine)
 
     at_contexts = [_at_context(engine, trees, count, settings.repeats, steps) for count in tokens]
-    with steps("heads on every token", len(prompts)) as step:
+    with steps("heads and lookup on every token", len(prompts)) as step:
         calibration = calibrate(
             engine,
             [prompt.ids for prompt in prompts],
@@ -134,6 +136,7 @@ def run_bench(settings: BenchSettings, steps: Steps) -> Results:
             progress=lambda _answers, _tokens: step(),
         )
     sequences = calibration.sequences
+    lookups = [answer.lookups for answer in calibration.answers if answer.lookups is not None]
     context = median_low(tokens)
     timed = (_INTERLEAVED_WARM_UP + settings.repeats) * (1 + len(nodes) + len(trees))
     with steps(f"trees at context {context}", timed) as step:
@@ -170,7 +173,7 @@ def run_bench(settings: BenchSettings, steps: Steps) -> Results:
         sweep=swept,
         stages=stages,
         answers=answers,
-        hits=hit_rates(sequences, engine.limits.topk),
+        hits=hit_rates(sequences, engine.limits.topk, lookups, engine.limits.lookup),
         acceptance={tree.name: node_acceptance(tree, sequences) for tree in trees},
         costs=costs,
         notes=notes,

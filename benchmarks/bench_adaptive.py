@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medusa_engine.benchmarks.measure import Report, Samples
-from medusa_engine.runtime.adaptive_plans import AdaptivePlans
+from medusa_engine.runtime.adaptive_plans import AdaptiveTrees
 from medusa_engine.runtime.engine import Engine
-from medusa_engine.runtime.rounds import Decoding, Plans, TreePlan
+from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import load_tree
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,14 +29,14 @@ class Way:
     """A way to decode, and what came of it.
 
     Attributes:
-        plans: None for plain steps.
+        plans: None for plain steps; every answer is a session of its own.
         speeds: tokens per second of each prompt's answer, without the prompt's own time.
         tokens, seconds: of all answers.
         rounds: of each tree.
     """
 
     name: str
-    plans: Plans | None
+    plans: TreePlan | AdaptiveTrees | None
     speeds: list[float] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class Way:
             engine.backend.new_state(),
             engine.limits,
             prompt_ids,
-            plan=self.plans,
+            plan=self.plans.session() if isinstance(self.plans, AdaptiveTrees) else self.plans,
             max_new_tokens=max_new_tokens,
             stop_ids=engine.stop_token_ids,
         )
@@ -93,9 +93,9 @@ def main() -> int:
     kept = [Way("plain steps", None)]
     kept += [Way(f"{tree.name}, {tree.nodes} nodes", TreePlan(tree, limits)) for tree in (*own, slow)]
     changing = [
-        Way("adaptive: the engine's trees", AdaptivePlans(own, limits)),
-        Way(f"adaptive: {slow.name} first", AdaptivePlans([slow, *own], limits)),
-        Way(f"adaptive: {slow.name} alone", AdaptivePlans([slow], limits)),
+        Way("adaptive: the engine's trees", AdaptiveTrees(own, limits)),
+        Way(f"adaptive: {slow.name} first", AdaptiveTrees([slow, *own], limits)),
+        Way(f"adaptive: {slow.name} alone", AdaptiveTrees([slow], limits)),
     ]
     ways = kept + changing
     prompts = [line for line in options.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -113,7 +113,7 @@ def main() -> int:
     report.section(f"greedy answers; {differing} differ", samples)
     for way in changing:
         rounds = ", ".join(f"{name} {count}" for name, count in way.rounds.most_common())
-        print(f"  rounds of {way.name}: {rounds}; in use: {way.plans.used.name if way.plans else ''}")
+        print(f"  rounds of {way.name}: {rounds}")
     bars = report.sections[-1]["bars"]
     assert isinstance(bars, list)
     for way, candidates in zip(changing, (kept[:-1], kept, [kept[0], kept[-1]]), strict=True):

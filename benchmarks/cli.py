@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--sweep",
         type=_numbers,
         metavar="N,N,...",
-        help="grow trees of so many nodes from what the heads get right, and time their rounds; default: of"
+        help="grow trees of so many nodes from what heads and lookup get right, and time their rounds; default: of"
         f" {numbers(map(str, SWEEP))} those that the engine runs",
     )
     parser.add_argument(
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="one prompt per line, or a .json object of categories with lists of prompts; default: 48 of our own in"
-        " eight categories",
+        " eight categories, and 12 of three grounded tasks",
     )
     parser.add_argument(
         "--max-new-tokens",

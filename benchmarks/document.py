@@ -52,6 +52,7 @@ def document(found: Results) -> dict[str, Any]:
                 for name, paths in found.acceptance.items()
             },
         },
+        "lookup": [rate._asdict() for rate in found.hits.lookup],
         "exact": found.exact,
         "costs": None if found.costs is None else _costs(found.costs),
     }
@@ -105,7 +106,8 @@ def _answers(answers: Answers, found: Results) -> dict[str, Any]:
     depths = {tree.name: tree.depth for tree in found.trees}
     return {
         "prompts": [
-            {"category": prompt.category, "name": prompt.name, "tokens": len(prompt.ids)} for prompt in answers.prompts
+            {"category": prompt.category, "name": prompt.name, "tokens": len(prompt.ids), "group": prompt.group}
+            for prompt in answers.prompts
         ],
         "ways": [
             {
@@ -120,6 +122,7 @@ def _answers(answers: Answers, found: Results) -> dict[str, Any]:
                 "categories": {
                     category: _tally(answers, way, chosen) for category, chosen in answers.categories.items()
                 },
+                "groups": {group: _tally(answers, way, chosen) for group, chosen in answers.groups.items()},
                 "answers": [asdict(answer) for answer in way.answers],
             }
             for way in answers.ways

@@ -36,7 +36,7 @@ def pictures(found: Results, suffix: str) -> dict[str, bytes]:
         "speed_up": _speed_up,
         "roofline": _roofline,
         "published": _published,
-        "hit_rates": _hit_rates,
+        **({"hit_rates": _hit_rates} if found.hits.rates else {}),
         "stages": _stages,
     }
     files = {name: _file(name, make, found, suffix) for name, make in drawn.items()}

@@ -14,6 +14,7 @@ from medusa_engine.benchmarks.text import (
     exactness,
     facts,
     hit_rows,
+    lookup_rows,
     stage_rows,
     sweep_rows,
 )
@@ -60,9 +61,7 @@ def page(found: Results, pictures: Mapping[str, bytes]) -> str:
         "<h2>Categories</h2>",
         '<p class="note">Tokens per second over plain steps, and in brackets tokens per round.</p>',
         _table("categories", category_rows(found)),
-        "<h2>Heads</h2>",
-        _figure(pictures, "hit_rates", "Share of the positions at which a head is right at a rank."),
-        _table("hits", hit_rows(found)),
+        *_hits(found, pictures),
         "<h2>Trees</h2>",
         *(
             _figure(pictures, f"tree_{index}", f"{tree.name}: share of its rounds in which each node was accepted.")
@@ -81,6 +80,20 @@ def page(found: Results, pictures: Mapping[str, bytes]) -> str:
         + "\n".join(body)
         + "\n</body>\n</html>\n"
     )
+
+
+def _hits(found: Results, pictures: Mapping[str, bytes]) -> list[str]:
+    parts = []
+    if found.hits.rates:
+        caption = "Share of the positions at which a head is right at a rank."
+        parts += ["<h2>Heads</h2>", _figure(pictures, "hit_rates", caption), _table("hits", hit_rows(found))]
+    if found.hits.lookup:
+        note = (
+            "Share of the positions at which a key is the longest that occurred before, and share of those at which all"
+            " tokens looked up are right down to a depth."
+        )
+        parts += ["<h2>Lookup</h2>", f'<p class="note">{note}</p>', _table("lookup", lookup_rows(found))]
+    return parts
 
 
 def _default_speed_up(found: Results) -> float:

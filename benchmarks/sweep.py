@@ -12,11 +12,10 @@ from medusa_engine.benchmarks.passes import FixedContext
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.roofline import Measured, Published, pays, speed_up
-from medusa_engine.runtime.tree import Tree, TreePath
+from medusa_engine.runtime.tree import LOOKUP, Tree, TreePath
 from medusa_engine.training.calibration import usable_heads
-from medusa_engine.training.tree_search import Hits, best_first, joint_mass, replay
-
-_UNSEEN = 1e-6  # weight of all that was never accepted: a tree of N rows has N, whatever is known
+from medusa_engine.training.lookup_search import best_orders
+from medusa_engine.training.tree_search import Hits, best_first_order, replay, tree_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Sweep:
 
 def most_nodes(limits: Limits) -> int:
     """Packed rows of the largest tree that an engine can run."""
-    paths, layer = 0, 1
+    paths, layer = limits.lookup, 1
     for _ in range(usable_heads(limits)):
         layer *= limits.topk
         paths += layer
@@ -88,19 +87,25 @@ def most_nodes(limits: Limits) -> int:
 
 
 def grow(nodes: int, sequences: Sequence[Hits], limits: Limits) -> Tree:
-    """The tree of exactly so many rows that publishes most on these answers (best first, joint counts).
+    """The tree of exactly so many rows that publishes most on these answers (joint counts; lookup by replay).
+
+    Rows beyond what was ever seen to be right hold what is likeliest of the rest: heads first, then lookup.
 
     Args:
         nodes: at most `most_nodes(limits)`.
         sequences: the answers.
     """
-    seen = joint_mass(Hits.joined(sequences).ranks)
+    heads, topk = usable_heads(limits), limits.topk
+    orders = best_orders("joint", sequences, nodes=nodes, heads=heads, topk=topk, lookup=limits.lookup)
+    seen = set(orders[max(orders)]) if orders else set()
+    lookup = sum(LOOKUP in path for path in seen)
 
     def weight(path: TreePath) -> float:
-        return seen(path) + _UNSEEN * float(np.prod([0.5 ** (1 + rank) for rank in path]))
+        return (path in seen) + float(np.prod([0.5 ** (1 + rank) for rank in path]))
 
-    tree = best_first(weight, nodes=nodes, heads=usable_heads(limits), topk=limits.topk)
-    return Tree(tree.paths, f"best {nodes}")
+    paths = best_first_order(weight, nodes=nodes - lookup, heads=heads, topk=topk)
+    chain = [(LOOKUP,) * depth for depth in range(1, nodes - len(paths))]
+    return tree_of([*paths, *chain], f"best {nodes}")
 
 
 def sweep(

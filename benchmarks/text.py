@@ -10,6 +10,7 @@ from medusa_engine.benchmarks.hits import depth_rates
 from medusa_engine.benchmarks.measure import Samples, ratio_of
 from medusa_engine.benchmarks.stage_times import BETWEEN
 from medusa_engine.benchmarks.stages import STAGES
+from medusa_engine.runtime.comparison import proposes
 
 SHOWN_RANKS = 6
 
@@ -17,7 +18,7 @@ SHOWN_RANKS = 6
 def text(found: Results) -> str:
     """The whole report."""
     blocks = [_facts(found), *map(_at_context, found.contexts), _sweep(found), _stages(found)]
-    blocks += [_answers(found), _distribution(found), _categories(found), _hits(found)]
+    blocks += [_answers(found), _distribution(found), _categories(found), *_hits(found)]
     if found.costs is not None:
         reads, products = found.costs.rates.read, found.costs.rates.product
         blocks += ["\n".join(["machine rates, measured; the best counts", reads.line(), products.line()])]
@@ -80,7 +81,7 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
 def answer_rows(found: Results) -> list[tuple[str, ...]]:
     """A heading, and a row for each way."""
     answers = found.answers
-    rows = [("way", "tok/s", "x plain", "tokens/round", "p50 ms", "p95 ms", "p99 ms", "same answers")]
+    rows = [("way", "proposes", "tok/s", "x plain", "tokens/round", "p50 ms", "p95 ms", "p99 ms", "same answers")]
     for way in answers.ways:
         tally = way.tally(answers.everything)
         percentiles = (f"{value:.2f}" for value in tally.percentiles().values())
@@ -89,6 +90,7 @@ def answer_rows(found: Results) -> list[tuple[str, ...]]:
         rows.append(
             (
                 way.name,
+                "" if way.tree is None else proposes(way.tree),
                 f"{tally.tokens_per_second:.1f}",
                 f"{speed_up:.2f}",
                 f"{tally.per_round:.2f}",
@@ -125,7 +127,7 @@ def category_rows(found: Results) -> list[tuple[str, ...]]:
     """A heading, and a row for each category: what each way publishes per second over plain steps."""
     answers = found.answers
     rows = [("category", "prompts", "plain tok/s", *(f"{way.name}" for way in answers.ways[1:]))]
-    for category, chosen in {**answers.categories, "together": list(answers.everything)}.items():
+    for category, chosen in {**answers.categories, **answers.groups, "together": list(answers.everything)}.items():
         plain = answers.plain.tally(chosen).tokens_per_second
         cells = (_category_cell(found, way, chosen) for way in answers.ways[1:])
         rows.append((category, f"{len(chosen)}", f"{plain:.1f}", *cells))
@@ -143,6 +145,16 @@ def hit_rows(found: Results) -> list[tuple[str, ...]]:
     rows = [("head", *(f"rank {rank}" for rank in range(ranks)), "any rank")]
     for head, rates in enumerate(found.hits.rates):
         rows.append((f"head {head}", *(f"{rate:.3f}" for rate in rates[:ranks]), f"{sum(rates):.3f}"))
+    return rows
+
+
+def lookup_rows(found: Results) -> list[tuple[str, ...]]:
+    """A heading, and a row for each length of the key: how often it is found, and lookup is right as far as a depth."""
+    depth = len(found.hits.lookup[0].right)
+    rows = [("key", "found", *(f"depth {step}" for step in range(1, depth + 1)))]
+    for key, share, right in found.hits.lookup:
+        name = "all" if key is None else f"{key or 'no'} token{'s' * (key != 1)}"
+        rows.append((name, f"{share:.3f}", *(f"{rate:.3f}" for rate in right)))
     return rows
 
 
@@ -189,7 +201,7 @@ def _stages(found: Results) -> str:
 def _answers(found: Results) -> str:
     count = found.settings.max_new_tokens
     title = f"answers to {len(found.answers.prompts)} prompts, at most {count} tokens each; time per round in the pNN"
-    return "\n".join([title, *table(answer_rows(found))])
+    return "\n".join([title, *table(answer_rows(found), left=2)])
 
 
 def _distribution(found: Results) -> str:
@@ -215,7 +227,11 @@ def _categories(found: Results) -> str:
     return "\n".join([title, *table(category_rows(found))])
 
 
-def _hits(found: Results) -> str:
-    positions = ", ".join(map(str, found.hits.positions))
-    title = f"heads: share of the positions at which they are right at a rank; {positions} positions"
-    return "\n".join([title, *table(hit_rows(found))])
+def _hits(found: Results) -> Iterator[str]:
+    if found.hits.rates:
+        positions = ", ".join(map(str, found.hits.positions))
+        title = f"heads: share of the positions at which they are right at a rank; {positions} positions"
+        yield "\n".join([title, *table(hit_rows(found))])
+    if found.hits.lookup:
+        title = "lookup: share of the positions at which a key is the longest found, and all is right down to a depth"
+        yield "\n".join([title, *table(lookup_rows(found))])

@@ -189,12 +189,15 @@ class _InTurn:
     def used(self) -> Tree:
         return self._plans[0].tree
 
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Nothing depends on it."""
+
     def choose(self) -> TreePlan:
         plan = self._plans[self._next % len(self._plans)]
         self._next += 1
         return plan
 
-    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
+    def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:
         """Nothing depends on it."""
 
 

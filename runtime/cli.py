@@ -65,9 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
     output.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     output.add_argument("--stats", action="store_true", help="print tokens and time per round to stderr")
     parser.add_argument(
-        "--compare-plain",
+        "--compare",
         action="store_true",
-        help="decode the same prompt plainly too: print to stderr whether the ids are the same, and the speed ratio",
+        help="answer again plainly and with each tree of the engine, or the given one: print to stderr the tokens per"
+        " second and per round of each, and whether the ids are the same",
     )
     add_version(parser)
     return parser
@@ -86,19 +87,19 @@ def _run(options: argparse.Namespace) -> None:
 
     if options.system is not None and not options.chat:
         raise UserError("--system is given without --chat", "add --chat to apply the chat template")
-    if options.compare_plain and options.no_speculation:
-        raise UserError("--compare-plain and --no-speculation are given together", "drop --no-speculation to compare")
-    if options.compare_plain and options.deadline_ms is not None:
-        raise UserError("--compare-plain and --deadline-ms are given together", "drop one: plain decoding takes longer")
+    if options.compare and options.no_speculation:
+        raise UserError("--compare and --no-speculation are given together", "drop --no-speculation to compare")
+    if options.compare and options.deadline_ms is not None:
+        raise UserError("--compare and --deadline-ms are given together", "drop one: plain decoding takes longer")
     if options.deadline_ms is not None and not options.deadline_ms / 1000 > 0:  # NaN is not
         raise WrongValueError("deadline_ms", shown(options.deadline_ms), "give a time above 0")
     if options.tree and options.no_speculation:
         raise UserError("--tree and --no-speculation are given together", "drop one: plain decoding has no tree")
     policy = policy_of(options)
-    if options.compare_plain and not policy.reproduces_plain:
+    if options.compare and not policy.reproduces_plain:
         reason = f"which {TYPICAL_NOTE}" if policy.name == TYPICAL else "whose draws are other ones with drafts"
         raise UserError(
-            f"--compare-plain is given with --acceptance {policy.name}, {reason}",
+            f"--compare is given with --acceptance {policy.name}, {reason}",
             "drop it: plain decoding gives other ids",
         )
     conversation = options.chat and _no_prompt(options) and sys.stdin is not None and sys.stdin.isatty()
@@ -170,7 +171,8 @@ def _answer(
     session: Session | None = None,
 ) -> Generation:
     """Write one answer to standard output, then what the options ask to know about it."""
-    from medusa_engine.runtime.stats import compared, statistics
+    from medusa_engine.runtime.comparison import compare, document, same, table
+    from medusa_engine.runtime.stats import statistics
 
     asked: AnswerOptions = {
         "prompt_ids": prompt_ids,
@@ -196,17 +198,16 @@ def _answer(
     if options.stats:
         speculation = not options.no_speculation
         print(statistics(generation, engine.manifest, speculation=speculation, acceptance=policy), file=sys.stderr)
-    same = True
-    if options.compare_plain:
-        plainly: AnswerOptions = {**asked, "speculation": False, "tree": None}
-        plain = engine.generate(**plainly)
-        same = plain.token_ids == generation.token_ids
-        report["plain"] = {**plain.document(), "same_ids": same}
+    exact = True
+    if options.compare:
+        written = compare(engine, asked, generation)
+        exact = same(written)
+        report["compared"] = document(written)
         if not options.json:
-            print(compared(generation, plain), file=sys.stderr)
+            print(table(written), file=sys.stderr)
     if options.json:
         print(json.dumps(report, ensure_ascii=False))
-    if not same:
+    if not exact:
         raise UserError(
             "plain decoding gave other ids: two logits are nearly equal here, or the engine is at fault",
             "please report the model, the tree and the prompt",

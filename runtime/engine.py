@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from medusa_engine.runtime.adaptive_plans import AdaptivePlans
+from medusa_engine.runtime.adaptive_plans import AdaptivePlans, AdaptiveTrees
 from medusa_engine.runtime.answer_options import AnswerOptions, Message
 from medusa_engine.runtime.async_stream import AsyncGenerationStream
 from medusa_engine.runtime.backend import Backend
@@ -59,7 +59,7 @@ class Engine:
             self.tokenizer = Tokenizer.open(folder)
         self.stop_token_ids = frozenset(read_stop_token_ids(folder / GENERATION_NAME))
         self._plan = plan  # where it was opened from one
-        self._adaptive: dict[str, AdaptivePlans] = {}  # by the policy's graph: what it publishes differs
+        self._adaptive: dict[str, AdaptiveTrees] = {}  # by the policy's graph: what it publishes differs
         self._lock = threading.Lock()
         self._unreported_seconds = 0.0  # loading that no answer has been charged with
 
@@ -163,18 +163,31 @@ class Engine:
         _log.debug("%s: loaded, speculation %s", self.manifest.name, speculation)
         return seconds
 
-    def plans(self, policy: AcceptancePolicy, *, tree: Tree | None = None, adaptive: bool = True) -> Plans:
+    def plans(
+        self,
+        policy: AcceptancePolicy,
+        *,
+        tree: Tree | None = None,
+        adaptive: bool = True,
+        known: dict[str, AdaptivePlans] | None = None,
+    ) -> Plans:
         """What says which tree each round of an answer verifies; arguments as in `Session.stream`.
+
+        Args:
+            known: plans that change, of a session, by the policy's graph: taken from there, or added.
 
         Raises:
             UserError: the engine or the policy cannot run the tree.
         """
         if tree is not None or not adaptive or not policy.reproduces_plain:
             return TreePlan(self._tree_for(policy, tree), self.limits)
-        with self._lock:
-            if policy.graph not in self._adaptive:
-                self._adaptive[policy.graph] = AdaptivePlans(self.trees, self.limits)
-            return self._adaptive[policy.graph]
+        known = {} if known is None else known
+        if policy.graph not in known:
+            with self._lock:
+                if policy.graph not in self._adaptive:
+                    self._adaptive[policy.graph] = AdaptiveTrees(self.trees, self.limits)
+                known[policy.graph] = self._adaptive[policy.graph].session()
+        return known[policy.graph]
 
     def check_policy(self, policy: AcceptancePolicy, *, speculation: bool) -> None:
         """Refuse what this bundle or plan cannot do.

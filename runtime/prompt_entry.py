@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def encode_entry(
-    entry: Any, where: str, engine: Engine, *, chat: bool, answer_tokens: int, hint: str
+    entry: Any, where: str, engine: Engine, *, chat: bool, answer_tokens: int | None, hint: str
 ) -> tuple[str, list[int]]:
     """A name for people, on one line, and the token ids.
 
@@ -21,7 +21,7 @@ def encode_entry(
         where: it stands, for messages.
         engine: that will run it.
         chat: send a text through the chat template, as the user's message.
-        answer_tokens: that the cache has to leave room for.
+        answer_tokens: that the cache has to leave room for; None to take a prompt of any length.
         hint: what prompts look like, for an entry that is none.
 
     Raises:
@@ -37,6 +37,8 @@ def encode_entry(
         name, ids = entry[-1]["content"], engine.encode(entry)
     else:
         raise UserError(f"{where}: {shown(entry)} is no prompt", hint)
+    if answer_tokens is None:
+        return " ".join(name.split()), ids
     most = engine.limits.max_length - answer_tokens
     if not 0 < len(ids) <= most:
         raise UserError(

@@ -41,17 +41,20 @@ class Plans(Protocol):
     def used(self) -> Tree:
         """The tree that is taken where nothing else is tried."""
 
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """A new answer begins, to all these tokens."""
+
     def choose(self) -> TreePlan:
         """The tree for the round behind the pass that is about to run."""
 
-    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
-        """Take note of a round that verified the whole tree and did not end the answer.
+    def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:
+        """Take note of a round; they come in their order.
 
         Args:
             plan: of the tree.
-            published: tokens it published.
+            token_ids: tokens it published.
             seconds: its wall time.
-            steady: whether the rounds before and behind it are of the same tree.
+            whole: whether it verified the whole tree and did not end the answer: else it may have been cut.
         """
 
 
@@ -97,10 +100,13 @@ class TreePlan:
     def used(self) -> Tree:
         return self.tree
 
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Nothing depends on it."""
+
     def choose(self) -> TreePlan:
         return self
 
-    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
+    def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:
         """Nothing depends on it."""
 
 
@@ -159,8 +165,7 @@ class Decoding:
         self._runs = max_new_tokens > 0
         self._budget = min(max_new_tokens, room)  # tokens that may still be published
         self._spent = "length" if max_new_tokens <= room else "cache_full"  # the reason when they are
-        self._before: TreePlan | None = None  # the tree of the last round
-        self._proposed: TreePlan | None = None  # and of the next one
+        self._proposed: TreePlan | None = None  # the tree of the next round
         self._launched: deque[_Verified] = deque()  # rounds that were not read, oldest first
         self._stop_ids = stop_ids
         self._deadline = deadline
@@ -197,8 +202,7 @@ class Decoding:
                     self.finish_reason = "stop"
                 seconds = time.perf_counter() - started
                 self.rounds.append(Round(token_ids, seconds, verified.name))
-                if self._budget and self.finish_reason is None:  # another may have been cut
-                    self._record(verified, len(token_ids), published.seconds or seconds)
+                self._record(verified, token_ids, published.seconds or seconds)
                 yield self.rounds[-1]
 
     @property
@@ -220,7 +224,9 @@ class Decoding:
         return self._deadline is not None and time.perf_counter() - self._started >= self._deadline
 
     def _prefill(self) -> None:
-        self._proposed = None if self._plan is None else self._plan.choose()
+        if self._plan is not None:
+            self._plan.begin(self._prompt.tolist())
+            self._proposed = self._plan.choose()
         next_tree = None if self._proposed is None else self._proposed.full
         begin = end = len(self.held)
         self.held = []
@@ -237,27 +243,26 @@ class Decoding:
         plan = self._proposed
         if self._plan is None or plan is None:
             self._state.step()
-            return _Verified(None, whole=True, steady=True)
+            return _Verified(None, whole=True)
         rows = self._state.rows_ready
         if not self._state.ahead:  # else the cache has room for whole trees behind `max_length`
             rows = min(rows, self._limits.max_length - held)
         tree = plan.fit(rows)
-        before, self._before = self._before, plan
         self._proposed = self._plan.choose()
         self._state.round(tree, self._proposed.full)
-        return _Verified(plan, len(tree.tree_indices) == plan.tree.nodes, before is plan is self._proposed)
+        return _Verified(plan, whole=len(tree.tree_indices) == plan.tree.nodes)
 
-    def _record(self, verified: _Verified, published: int, seconds: float) -> None:
-        if self._plan is not None and verified.plan is not None and verified.whole:
-            self._plan.record(verified.plan, published, seconds, steady=verified.steady)
+    def _record(self, verified: _Verified, token_ids: Sequence[int], seconds: float) -> None:
+        if self._plan is not None and verified.plan is not None:
+            whole = verified.whole and bool(self._budget) and self.finish_reason is None  # the last may have been cut
+            self._plan.record(verified.plan, token_ids, seconds, whole=whole)
 
 
 class _Verified(NamedTuple):
-    """The tree of a pass: whether all of it had room, and whether the passes before and behind it are of the same."""
+    """The tree of a pass, and whether all of it had room."""
 
     plan: TreePlan | None
     whole: bool
-    steady: bool
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
 
+from medusa_engine.runtime.adaptive_plans import AdaptivePlans
 from medusa_engine.runtime.answer_options import DEFAULT_MAX_NEW_TOKENS, AnswerOptions, Message
 from medusa_engine.runtime.answer_text import AnswerText
 from medusa_engine.runtime.async_stream import AsyncGenerationStream
@@ -44,6 +45,7 @@ class Session:
         self._forked: list[int] = []  # tokens in the cache before the first answer
         self._decoding: Decoding | None = None  # the last answer, which knows what is in the cache
         self._stream: GenerationStream | None = None
+        self._plans: dict[str, AdaptivePlans] = {}  # adaptive ones, by the policy's graph
 
     def __enter__(self) -> Session:
         return self
@@ -114,7 +116,7 @@ class Session:
             state,
             engine.limits,
             ids,
-            plan=engine.plans(policy, tree=tree, adaptive=adaptive) if speculation else None,
+            plan=engine.plans(policy, tree=tree, adaptive=adaptive, known=self._plans) if speculation else None,
             max_new_tokens=max_new_tokens,
             stop_ids=frozenset() if ignore_eos else engine.stop_token_ids,
             cached_tokens=cached_tokens,

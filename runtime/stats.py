@@ -35,21 +35,6 @@ def statistics(generation: Generation, manifest: Manifest, *, speculation: bool,
     return "\n".join(lines)
 
 
-def compared(generation: Generation, plain: Generation) -> str:
-    """Whether plain decoding gave the same ids, and how fast the answer was beside it."""
-    same = "yes" if plain.token_ids == generation.token_ids else "NO"
-    speed, plain_speed = _per_second(generation), _per_second(plain)
-    step = median(1000 * seconds for seconds in plain.round_seconds or [0.0])
-    lines = [
-        f"plain decoding     {plain.generated_tokens} tokens in {plain.timings.decode:.2f} s"
-        f" ({plain_speed:.1f} tokens/s), {step:.1f} ms median per step",
-        f"same ids           {same}",
-    ]
-    if speed and plain_speed:  # an answer without tokens has no speed
-        lines.append(f"speed ratio        {speed / plain_speed:.2f} x plain decoding")
-    return "\n".join(lines)
-
-
 def _per_second(generation: Generation) -> float:
     seconds = generation.timings.decode
     return generation.generated_tokens / seconds if seconds else 0.0

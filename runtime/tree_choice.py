@@ -1,196 +1,254 @@
-"""Which tree the next round verifies: chosen by measured published tokens per second, plain steps among them."""
+"""Which tree the next round verifies: what it publishes in this session over what its rounds cost on this machine."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Sequence
-from statistics import median
+from itertools import accumulate
+from typing import NamedTuple
 
-EXPLORATION = 1 / 32  # of the rounds: what trying the other trees may cost
-MARGIN = 1.05  # a tree takes over when it is faster by more
-PROBE_ROUNDS = 8  # in a row when a tree is tried
-LEAST_TIMED = 3  # rounds of a probe before it is judged
-LEAST_PUBLISHED = 16  # rounds of a tree before it takes over; a tree of one row always publishes one token
-TIMES_KEPT = 11  # the median of the last ones is a tree's time per round
-ROUNDS_REMEMBERED = 64  # of the tree in use: how fast old rounds stop to count
-ROUNDS_CARRIED = 3  # what a tree's older rounds count at the beginning of a probe
+from medusa_engine.runtime.round_costs import RoundCosts
 
-_LEAST_LOSS = 0.25  # per round of a probe, in rounds: how often what looks as good is tried again
+EXPLORATION = 1 / 200  # of the rounds: what trying other trees may cost
+MARGIN = 1.05  # a larger tree is taken where it is better by more
+TRIAL_ROUNDS = 4  # in a row when a tree is tried
+STREAKS = (1, 3, 6)  # tokens that lookups found in a row: what comes behind fewer and behind more is told apart
+
+_FIRST_CREDIT = 1.0  # rounds: what looks nearly as good is tried soon
+_LEAST_LOSS = 0.1  # per round of a trial, in rounds: how often what looks as good is tried
+_LEAST_ALLOWANCE = 2.0  # rounds that a trial may lose, whatever was expected
+_SESSION_MEMORY, _ENGINE_MEMORY = 32.0, 512.0  # rounds
+_PRIOR_ROUNDS = 24.0  # of a session that weigh as much as what the engine knows of lookups
+_DOUBT = 2.0  # rounds besides whose lookup found nothing: what looks good may be luck
+_PRIOR_TOKENS = 4.0  # drafts of heads in a session that weigh as much as what the engine knows of them
+
+
+class TreeShape(NamedTuple):
+    """What the choice has to know of a tree.
+
+    Attributes:
+        rows: packed rows, root included; one is plain decoding.
+        lookup: length of its lookup chain.
+        heads: its nodes that hold candidates of heads.
+    """
+
+    rows: int
+    lookup: int
+    heads: int
 
 
 class TreeChoice:
-    """Estimates tokens per second of several trees from their rounds and says which one to use.
+    """What all sessions of an engine know together: costs of rounds, and how often drafts are right at large.
 
-    The first tree is used first, with nothing known of any. Then every other tree is tried now and then, a few rounds
-    in a row, and takes over if it is faster by more than MARGIN. A tree's tokens per second are the mean of what its
-    rounds published over the median of their times, both of recent rounds. A trial is expected to lose the time that
-    its rounds took the last time beyond what the tree in use needs for as many tokens; of a tree that was never tried,
-    a straight line through the times of the others says what its rows will cost. Trials are as frequent as they cost
-    together at most EXPLORATION of the rounds, so that what is far slower is tried seldom, but never not at all. Each
-    tree is owed a first trial that costs no more than PROBE_ROUNDS rounds.
-
-    It has no clock and draws nothing: the same calls get the same answers. Several threads may use it, whose rounds
-    count together.
+    Several threads may use it and its sessions.
 
     Args:
-        rows: packed rows of each tree, at least one tree; one row is plain decoding.
+        shapes: of the trees, at least one; the first is used while nothing is known.
     """
 
-    def __init__(self, rows: Sequence[int]) -> None:
-        self._trees = [_Measured(count) for count in rows]
-        self._lock = threading.Lock()
+    def __init__(self, shapes: Sequence[TreeShape]) -> None:
+        self.shapes = list(shapes)
+        self.depth = max(shape.lookup for shape in shapes)
+        self.costs = RoundCosts([shape.rows for shape in shapes])
+        self.lock = threading.Lock()
+        self.lookups = LookupHits(self.depth, _ENGINE_MEMORY)
+        for kind, shortest in enumerate((0, *STREAKS)):  # at first: a streak ends here, or lasts as long again
+            self.lookups.counts[kind][0] += 1
+            self.lookups.counts[kind][min(shortest, self.depth)] += 1
+        # What heads publish beyond the lookup chain: where the lookup is wrong, and where it is right.
+        self.beyond = [(_Mean(_ENGINE_MEMORY), _Mean(_ENGINE_MEMORY)) for _ in shapes]
+        self.credit = [_FIRST_CREDIT] * len(self.shapes)  # rounds that a trial may cost
+
+    def session(self) -> SessionChoice:
+        """The choice of a new session, which begins with what is known."""
+        return SessionChoice(self)
+
+    def heads_add(self, tree: int, *, hit: bool) -> float:
+        """Tokens that the tree's heads add to what is looked up; of a tree that never ran, what the likest one's do."""
+        shape = self.shapes[tree]
+        mean = self.beyond[tree][hit]
+        if not shape.heads or (hit and shape.lookup and not mean.weight):
+            return 0.0
+        known = [other for other, means in enumerate(self.beyond) if means[hit].weight]
+        if not mean.weight and known:
+            likest = min(known, key=lambda other: abs(self.shapes[other].heads - shape.heads))
+            mean = self.beyond[likest][hit]
+        return mean.total / mean.weight if mean.weight else 0.0
+
+
+class SessionChoice:
+    """Says which tree each round of a session verifies; made by `TreeChoice.session`.
+
+    A tree is worth the tokens that its round is expected to publish over what it costs. How far lookups are right is
+    known of every round, whatever tree it verified, and depends on how many tokens in a row they have just found: where
+    an answer copies, a long chain is worth its rows, and where the copy ends it is dropped. What heads add is known of
+    trees that ran; here it is measured how this session's text compares with others'. Both begin with what the engine
+    knows.
+
+    Other trees are tried for some rounds in a row: the smallest one as soon as nothing else tells what rows cost, those
+    that are expected to be worse as often as it costs EXPLORATION of the rounds together. A trial ends early if it
+    costs far more than expected. It has no clock and draws nothing: the same calls get the same answers.
+    """
+
+    def __init__(self, shared: TreeChoice) -> None:
+        self._shared = shared
+        self._lookups = LookupHits(shared.depth, _SESSION_MEMORY)
+        self._heads = _Mean(_SESSION_MEMORY)  # tokens that heads added, over those that were expected
         self._used = 0
-        self._run = 0  # rounds that the tree in use was chosen for since it took over or the last probe
-        self._probed: int | None = None
-        self._left = 0  # rounds of the probe to come
-        self._fresh = 0  # timed rounds of the probe
-        self._allowance = 0.0  # what the probe may still lose, in rounds of the tree in use
+        self._tried = self._beside = 0  # a tree that is tried, and the one that would be used
+        self._left = 0  # rounds of the trial to come
+        self._allowance = 0.0  # what it may still lose, in rounds of the tree beside it
 
     @property
     def used(self) -> int:
-        """Index of the tree in use: the fastest, as far as is known."""
+        """Index of the tree in use: the best, as far as is known."""
         return self._used
 
-    def choose(self) -> int:
-        """Index of the tree for the round behind the one that is about to run."""
-        with self._lock:
-            if not self._left:
-                self._count_round()
-                due = self._due()
-                if due is None:
-                    return self._used
-                self._begin_probe(due)
-            self._left -= 1
-            if not self._left:
-                self._end_probe()
-            assert self._probed is not None
-            return self._probed
+    def choose(self, streak: int) -> int:
+        """Index of the tree for the round behind the one that is about to run.
 
-    def record(self, tree: int, published: int, seconds: float, *, steady: bool = True) -> None:
-        """Count a round.
+        Args:
+            streak: how many tokens in a row lookups have found up to here.
+        """
+        with self._shared.lock:
+            if not self._left:
+                worth = self._worth(_kind(streak))
+                self._take_best(worth)
+                self._try_what_is_due(worth)
+            if not self._left:
+                return self._used
+            self._left -= 1
+            return self._tried
+
+    def record(self, tree: int, published: int, seconds: float) -> None:
+        """Count the time of a round.
 
         Args:
             tree: index of the tree that it verified.
             published: tokens it published.
             seconds: its wall time.
-            steady: whether the rounds before and behind it are of the same tree; the time of others is used only
-                where there is none better.
         """
-        with self._lock:
-            timed = steady and seconds > 0  # a coarse clock may say 0
-            self._trees[tree].add(published, seconds, timed=timed)
-            if tree == self._probed:
-                self._fresh += timed
-                self._judge_probe(tree, published, seconds)
+        with self._shared.lock:
+            cost, usual = self._shared.costs.add(tree, seconds), self._shared.costs.of(self._beside)
+            if self._left and tree == self._tried and cost is not None and usual is not None:
+                self._allowance -= cost / usual - published / self._published(0)[self._beside]
+                if self._allowance < 0:
+                    self._left = 0
 
-    def tokens_per_second(self) -> list[float | None]:
-        """The estimate for each tree; None before it was timed."""
-        with self._lock:
-            return [tree.speed for tree in self._trees]
+    def learn(self, tree: int, streak: int, published: int, hits: int) -> None:
+        """Count what a round published, once the tokens behind it tell how far its lookup was right.
 
-    def _count_round(self) -> None:
-        self._run += 1
-        others = max(len(self._trees) - 1, 1)
-        for index, tree in enumerate(self._trees):
-            if index != self._used:
-                tree.credit += EXPLORATION / others
+        Args:
+            streak: that its tree was chosen with.
+            hits: right tokens of a lookup chain as deep as the deepest of the trees.
+        """
+        with self._shared.lock:
+            shared, shape = self._shared, self._shared.shapes[tree]
+            for lookups in (shared.lookups, self._lookups):
+                lookups.add(_kind(streak), hits)
+            if shape.heads:
+                added = published - 1 - min(hits, shape.lookup)
+                self._heads.add(added, shared.heads_add(tree, hit=hits > 0))
+                shared.beyond[tree][hits > 0].add(added)
 
-    def _due(self) -> int | None:
-        """The tree to try now, that of fewest rows first: what it takes tells what more rows will take."""
-        used = self._trees[self._used]
-        if self._run <= PROBE_ROUNDS or used.seconds is None or len(used.times) < LEAST_TIMED:
-            return None  # there is nothing fresh to compare it with
-        others = (index for index in range(len(self._trees)) if index != self._used)
-        due = [index for index in others if self._trees[index].credit >= PROBE_ROUNDS * self._loss(index)]
-        return min(due, key=lambda index: self._trees[index].rows, default=None)
+    def _published(self, kind: int) -> list[float]:
+        """Tokens that a round of each tree is expected to publish."""
+        shared = self._shared
+        general, own = shared.lookups.counts[kind], self._lookups.counts[kind]
+        part = _PRIOR_ROUNDS / sum(general)
+        weights = [count + part * prior for count, prior in zip(own, general, strict=True)]
+        weights[0] += _DOUBT
+        reached = list(accumulate(reversed(weights)))[::-1]  # by depth: of rounds whose lookup is right so far
+        right = reached[1] / reached[0] if shared.depth else 0.0
+        like_here = (self._heads.total + _PRIOR_TOKENS) / (self._heads.weight + _PRIOR_TOKENS)
+        return [
+            1
+            + sum(reached[1 : 1 + shape.lookup]) / reached[0]
+            + like_here * (right * shared.heads_add(tree, hit=True) + (1 - right) * shared.heads_add(tree, hit=False))
+            for tree, shape in enumerate(shared.shapes)
+        ]
 
-    def _loss(self, index: int) -> float:
-        """What a round of a probe is expected to lose, in rounds of the tree in use."""
-        used, tree = self._trees[self._used], self._trees[index]
-        assert used.seconds is not None
-        seconds = tree.seconds or self._expected_seconds(tree.rows)
-        published = tree.mean if tree.rounds or tree.rows == 1 else used.mean
-        return max(seconds / used.seconds - published / used.mean, _LEAST_LOSS)
+    def _worth(self, kind: int) -> list[float | None]:
+        """Tokens per unit of cost of each tree; None of one whose cost is not known."""
+        costs = map(self._shared.costs.of, range(len(self._shared.shapes)))
+        published = self._published(kind)
+        return [None if cost is None else tokens / cost for tokens, cost in zip(published, costs, strict=True)]
 
-    def _expected_seconds(self, rows: int) -> float:
-        """Time of a round of so many rows: on the line through the smallest and the largest tree that were timed."""
-        timed = sorted((tree.rows, tree.seconds) for tree in self._trees if tree.seconds is not None)
-        (least, short), (most, long) = timed[0], timed[-1]
-        slope = max(long - short, 0.0) / max(most - least, 1)
-        return max(short + slope * (rows - least), short)
-
-    def _begin_probe(self, index: int) -> None:
-        self._probed, self._left, self._fresh = index, PROBE_ROUNDS, 0
-        self._allowance = 2 * max(self._trees[index].credit, PROBE_ROUNDS)
-        self._trees[index].credit = 0.0
-        self._trees[index].forget(ROUNDS_CARRIED)
-
-    def _judge_probe(self, index: int, published: int, seconds: float) -> None:
-        """Behind a round of the probe: go on, take the tree, or end the probe if it costs far more than expected."""
-        tree, used = self._trees[index], self._trees[self._used]
-        if tree.speed is None or used.speed is None or used.seconds is None:
+    def _take_best(self, worth: Sequence[float | None]) -> None:
+        """Use the best tree, or the smallest of those that are as good but for MARGIN."""
+        known = [(tree, value) for tree, value in enumerate(worth) if value is not None]
+        if not known:
             return
-        self._allowance -= seconds / used.seconds - published / used.mean
-        faster = tree.speed > MARGIN * used.speed
-        if self._allowance < 0 and not faster:
-            self._end_probe()
-        if self._left or self._fresh < LEAST_TIMED or not faster:
+        least = max(value for _, value in known) / MARGIN
+        before = self._used
+        self._used = min((tree for tree, value in known if value >= least), key=self._rows)
+        if not self._shared.costs.timed(self._used):
+            self._try(self._used, before, TRIAL_ROUNDS)  # long enough to be timed
+
+    def _try_what_is_due(self, worth: Sequence[float | None]) -> None:
+        """Begin the trial that is due, if any; that of the fewest rows first."""
+        shared = self._shared
+        others = sorted((tree for tree in range(len(worth)) if tree != self._used), key=self._rows)
+        for tree in others:
+            shared.credit[tree] += EXPLORATION / len(others)
+        shared.credit[self._used] = 0.0
+        if self._left or not shared.costs.timed(self._used):
             return
-        if tree.rounds >= LEAST_PUBLISHED or tree.rows == 1:
-            used.credit = 0.0
-            self._used, self._probed = index, None
-            self._end_probe()
-        else:  # that may be luck: go on
-            self._left = PROBE_ROUNDS
+        for tree in others:
+            loss = TRIAL_ROUNDS * self._loss(tree, worth)
+            if shared.credit[tree] >= loss:
+                self._try(tree, self._used, loss)
+                return
 
-    def _end_probe(self) -> None:
-        self._left = self._run = 0
+    def _loss(self, tree: int, worth: Sequence[float | None]) -> float:
+        """What a round of a trial is expected to lose, in rounds of the tree in use; 0 to learn what rows cost."""
+        cost, usual = self._shared.costs.of(tree), self._shared.costs.of(self._used)
+        value, best = worth[tree], worth[self._used]
+        if cost is None or usual is None or value is None or best is None:
+            return 0.0
+        return max(cost / usual * (1 - value / best), _LEAST_LOSS)
+
+    def _try(self, tree: int, beside: int, expected_loss: float) -> None:
+        self._tried, self._beside, self._left = tree, beside, TRIAL_ROUNDS
+        self._allowance = max(2 * expected_loss, _LEAST_ALLOWANCE)
+        self._shared.credit[tree] = 0.0
+
+    def _rows(self, tree: int) -> int:
+        return self._shared.shapes[tree].rows
 
 
-class _Measured:
-    """What is known of one tree.
+class LookupHits:
+    """How many tokens of a lookup were right, older rounds counted less.
+
+    Args:
+        depth: tokens of a lookup.
+        memory: rounds that count.
 
     Attributes:
-        rounds: that count for the mean, older ones less.
-        credit: rounds of the tree in use that a probe may cost.
-        times: of recent rounds, in seconds.
+        counts: [kinds][1 + depth], rounds by how many tokens had been found in a row before, and by right tokens.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.rounds = 0.0
-        self.times: deque[float] = deque(maxlen=TIMES_KEPT)
-        self.credit = float(PROBE_ROUNDS)
-        self._tokens = 0.0
-        self._timed = False  # whether `times` are of steady rounds
+    def __init__(self, depth: int, memory: float) -> None:
+        self._kept = 1 - 1 / memory
+        self.counts = [[0.0] * (1 + depth) for _ in range(1 + len(STREAKS))]
 
-    def add(self, published: int, seconds: float, *, timed: bool) -> None:
-        self.forget(ROUNDS_REMEMBERED - 1)
-        self.rounds += 1
-        self._tokens += published
-        if timed and not self._timed:
-            self.times.clear()
-        if seconds > 0 and (timed or not self._timed):
-            self.times.append(seconds)
-        self._timed |= timed
+    def add(self, kind: int, hits: int) -> None:
+        self.counts[kind] = [self._kept * count for count in self.counts[kind]]
+        self.counts[kind][hits] += 1
 
-    def forget(self, rounds: float) -> None:
-        """Let the rounds so far count as no more than this many."""
-        if self.rounds > rounds:
-            self._tokens *= rounds / self.rounds
-            self.rounds = rounds
 
-    @property
-    def mean(self) -> float:
-        """Tokens that a round publishes."""
-        return self._tokens / self.rounds if self.rounds else 1.0
+class _Mean:
+    """`total` over `weight`, of values that count less the older they are."""
 
-    @property
-    def seconds(self) -> float | None:
-        return median(self.times) if self.times else None
+    def __init__(self, memory: float) -> None:
+        self._kept = 1 - 1 / memory
+        self.weight = self.total = 0.0
 
-    @property
-    def speed(self) -> float | None:
-        seconds = self.seconds
-        return self.mean / seconds if seconds and self.rounds else None
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self.weight = self._kept * self.weight + weight
+        self.total = self._kept * self.total + value
+
+
+def _kind(streak: int) -> int:
+    return bisect_right(STREAKS, streak)

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from medusa_engine.plugins.compact_append_kv.reference import compact_append_kv
 from medusa_engine.runtime.accept import Acceptance, accept_greedy
-from medusa_engine.runtime.tree import compile_tree, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 HEADS, TOPK = 2, 2
 TREE = parse_tree([[0], [1], [0, 0]], "example")

@@ -51,6 +51,9 @@ class RandomPlans:
         self._limits, self._generator = limits, generator
         self.used = Tree((), "random")
 
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Nothing depends on it."""
+
     def choose(self) -> TreePlan:
         limits, generator = self._limits, self._generator
         ranks = int(generator.integers(1, limits.topk + 1))
@@ -59,7 +62,7 @@ class RandomPlans:
         tree = parse_tree([list(path) for path in prefix_closure(paths)], "random")
         return TreePlan(tree.shrunk(int(generator.integers(1, limits.max_tree_nodes + 1))), limits)
 
-    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
+    def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:
         """Nothing depends on it."""
 
 

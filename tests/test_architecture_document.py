@@ -5,7 +5,8 @@ from __future__ import annotations
 from documents import ROOT
 from round_picture import picture
 
-from medusa_engine.runtime.tree import compile_tree, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 

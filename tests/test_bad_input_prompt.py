@@ -163,7 +163,7 @@ def test_chat_that_the_template_refuses(chat_bundle: Path, commands: Commands) -
         (("--system", "Be brief."), ("--system", "--chat")),
         (("--tree", "tree.json", "--no-speculation"), ("--tree", "--no-speculation")),
         (("--chat",), ("--chat", "--prompt-ids")),
-        (("--compare-plain", "--no-speculation"), ("--compare-plain", "--no-speculation")),
+        (("--compare", "--no-speculation"), ("--compare", "--no-speculation")),
     ],
     ids=["tokens", "threads", "too many threads", "deadline", "top-p", "system", "tree", "chat", "compare"],
 )

@@ -70,14 +70,19 @@ def test_every_tree_is_a_file_that_the_manifest_lists_in_the_order_given(exporte
 def test_answers_change_between_the_trees_and_say_so(
     exported: Path, commands: Commands, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    answer = json.loads(commands.run("--engine", exported, *ASK, "--compare-plain", "--json"))
-    assert answer["plain"]["same_ids"]
+    answer = json.loads(commands.run("--engine", exported, *ASK, "--compare", "--json"))
+    assert [way["way"] for way in answer["compared"]] == ["plain", *TREES, "adaptive"]
+    assert all(way["same_ids"] for way in answer["compared"])
     counts = answer["rounds_per_tree"]
     assert list(counts)[:2] == ["first", "plain"]  # the default, then that of fewest rows
     assert set(counts) <= {*TREES, "plain"}
     assert sum(counts.values()) == answer["rounds"] == len(answer["published_per_round"])
     assert answer["tree"] in {*TREES, "plain"}
-    assert (answer["plain"]["rounds_per_tree"], answer["plain"]["tree"]) == ({"plain": 60}, "plain")
+    plain, *fixed, adaptive = answer["compared"]
+    assert (plain["rounds_per_tree"], plain["tree"]) == ({"plain": 60}, "plain")
+    for way in fixed:
+        assert set(way["rounds_per_tree"]) == {way["way"]}
+    assert adaptive["rounds_per_tree"] == counts
 
     from medusa_engine.runtime.cli import main as medusa_run
 
@@ -95,9 +100,10 @@ def test_the_command_keeps_one_tree_on_request(
     if options == ("--tree", "8"):  # one that is shipped, and too deep for two heads
         commands.run_refuses("--engine", exported, *ASK, *options, named=["tree 8"])
         return
-    answer = json.loads(commands.run("--engine", exported, *ASK, *options, "--json"))
+    answer = json.loads(commands.run("--engine", exported, *ASK, *options, "--json", "--compare"))
     expected = "second" if "--tree" in options else "first"
     assert (answer["rounds_per_tree"], answer["tree"]) == ({expected: answer["rounds"]}, expected)
+    assert [(way["way"], way["same_ids"]) for way in answer["compared"]] == [("plain", True), (expected, True)]
 
 
 # What is refused

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +22,11 @@ from tree_strategies import trees
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.generation import GenerationStream
 from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
 from medusa_engine.runtime.tree import LOOKUP, Tree, parse_tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers
 
@@ -159,6 +162,69 @@ def test_turns_forks_and_ends_of_any_kind_leave_the_lookups_right(own_heads: Exp
             prompt = [*tokens[:kept], *generator.integers(0, 12, 2).tolist()]
 
 
+def test_sessions_in_turn_look_up_their_own_tokens(own_heads: Exported) -> None:
+    engine = own_heads.engine
+    prompts = [REPETITIVE, [9, 3, 9, 3, 9], [2], [40, 41, 42, 40, 41]]
+    streams = [
+        engine.stream(prompt_ids=prompt, max_new_tokens=24, tree=(BOTH, CHAIN)[number % 2])
+        for number, prompt in enumerate(prompts)
+    ]
+    answers: list[list[int]] = [[] for _ in prompts]
+    while sum([_next_into(*each) for each in zip(streams, answers, strict=True)]):
+        pass
+    assert answers == [plain(engine, prompt, 24) for prompt in prompts]
+
+
+def _next_into(stream: GenerationStream, answer: list[int]) -> bool:
+    piece = next(stream, None)
+    answer += piece.token_ids if piece else []
+    return piece is not None
+
+
+@pytest.mark.parametrize("trees", [[PLAIN, BOTH], [CHAIN, PLAIN, PLAIN, BOTH, CHAIN]], ids=["two", "five"])
+def test_lookups_are_right_whatever_tree_came_before(
+    own_heads: Exported, observer: Observer, trees: list[Tree]
+) -> None:
+    engine = own_heads.engine
+    plans = [TreePlan(tree, engine.limits) for tree in trees]
+    turns = cycle(plans)
+
+    class Turns(TreePlan):
+        def choose(self) -> TreePlan:
+            return next(turns)
+
+    for prompt in (REPETITIVE, [7, 7], [5, 1, 4, 9]):
+        state = engine.backend.new_state()
+        decoding = Decoding(
+            state, engine.limits, prompt, plan=Turns(BOTH, engine.limits), max_new_tokens=30, stop_ids=frozenset()
+        )
+        answer = [token for round_ in decoding for token in round_.token_ids]
+        assert answer == plain(engine, prompt, 30)
+        observer.check([*prompt, *answer])
+
+
+def test_texts_that_end_an_answer_end_it_where_they_do_without_lookup(chat_bundle: Path) -> None:
+    engine = Engine.open(chat_bundle, threads=1)
+    whole = engine.generate("abc abc abc", max_new_tokens=40, ignore_eos=True, speculation=False)
+    tree = parse_tree([[0], ["L"], ["L", "L"]], "both")
+    for start in range(0, len(whole.text or "") - 3, 4):
+        stop = (whole.text or "")[start : start + 3]
+        options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "stop": stop}
+        answer = engine.generate("abc abc abc", **options, tree=tree)
+        expected = engine.generate("abc abc abc", **options, speculation=False)
+        assert (answer.text, answer.token_ids, answer.finish_reason) == (expected.text, expected.token_ids, "stop")
+
+
+@pytest.mark.parametrize("budget", range(1, 8))
+def test_budgets_fall_inside_a_copied_chain(rigged_64: Exported, rigged_heads: Rigged, budget: int) -> None:
+    circle = rigged_heads.answer([0], RIGGED_VOCAB)
+    prompt = [0, *circle, *circle[:2]]
+    answer = rigged_64.engine.generate(prompt_ids=prompt, max_new_tokens=budget, tree=CHAIN)
+    assert answer.token_ids == rigged_heads.answer(prompt, budget)
+    assert answer.published_per_round == [4] * (budget // 4) + [budget % 4] * (budget % 4 > 0)
+    assert answer.finish_reason == "length"
+
+
 def test_stop_tokens_and_the_end_of_the_cache_are_where_plain_decoding_has_them(rigged_32: Exported) -> None:
     engine = rigged_32.engine
     prompt = [3, 1, 4, 3, 1, 4, 3, 1]
@@ -195,6 +261,31 @@ def test_sampled_answers_are_those_of_the_same_seed_without_lookup(
     assert answer.token_ids == sampled_ids(exported, REPETITIVE, 40, policy)
     assert max(answer.published_per_round) > 1
     observer.check([*REPETITIVE, *answer.token_ids])
+
+
+def test_typical_rounds_accept_of_a_lookup_what_is_likely_enough(own_heads: Exported, observer: Observer) -> None:
+    engine, epsilon, alpha = own_heads.engine, 0.2, 0.9
+    policy = AcceptancePolicy("typical", posterior_threshold=epsilon, posterior_alpha=alpha)
+    answer = engine.generate(prompt_ids=REPETITIVE, max_new_tokens=60, acceptance=policy, tree=BOTH)
+    tokens = [*REPETITIVE, *answer.token_ids]
+    proposals = list(observer.proposals)
+    observer.check(tokens)
+    with torch.inference_mode():
+        logits = own_heads.model(torch.tensor([tokens])).logits[0].double()
+    probabilities = logits.softmax(-1)
+    threshold = (alpha * (probabilities * logits.log_softmax(-1)).sum(-1).exp()).clamp(max=epsilon)
+    position, copied, refused = len(REPETITIVE), 0, 0
+    for published, (root_position, root, lookup) in zip(answer.published_per_round, proposals, strict=True):
+        assert (root_position, root) == (position, tokens[position]) == (position, int(logits[position - 1].argmax()))
+        drafts = tokens[position + 1 : position + published]
+        for at, draft in enumerate(drafts, position):
+            assert probabilities[at, draft] > threshold[at]
+        copied += bool(drafts) and drafts == lookup[: len(drafts)]
+        if published == 1 and position + 1 < len(tokens):
+            assert probabilities[position, lookup[0]] <= threshold[position]
+            refused += 1
+        position += published
+    assert copied and refused
 
 
 def test_heads_and_lookup_that_propose_the_same_tokens_count_once(own_heads: Exported) -> None:

@@ -218,7 +218,7 @@ def test_a_tree_that_branches_is_refused(every_graph: Exported, commands: Comman
     (tmp_path / "tree.json").write_text("[[0], [2]]")
     ask = ("--engine", every_graph.bundle, "--prompt-ids", "7,3,1", "--acceptance", "rejection")
     commands.run_refuses(*ask, "--tree", tmp_path / "tree.json", named=["rank 2", "chain"])
-    commands.run_refuses(*ask, "--compare-plain", named=["--compare-plain", "rejection"])
+    commands.run_refuses(*ask, "--compare", named=["--compare", "rejection"])
 
 
 def test_the_chain_is_as_deep_as_heads_and_nodes_allow(every_graph: Exported, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ def test_stop_texts_end_the_answer_before_them(chat_bundle: Path, commands: Comm
     assert (answer["text"], answer["finish_reason"]) == (expected, "stop")
     assert answer["token_ids"] == whole["token_ids"][: answer["generated_tokens"]]
     assert commands.run(*options) == f"{expected}\n"
-    compared = json.loads(commands.run(*options, "--json", "--compare-plain"))
-    assert compared["plain"]["same_ids"] and compared["plain"]["text"] == expected
+    compared = json.loads(commands.run(*options, "--json", "--compare"))
+    assert [(way["same_ids"], way["text"]) for way in compared["compared"]] == [(True, expected)] * 3
 
 
 def test_deadline_ends_the_answer(chat_bundle: Path, commands: Commands) -> None:
@@ -36,12 +36,12 @@ def test_deadline_ends_the_answer(chat_bundle: Path, commands: Commands) -> None
 def test_an_answer_without_tokens_is_not_compared_by_its_speed(
     chat_bundle: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for tokens, told in (("0", False), ("2", True)):
-        ask = ["--engine", str(chat_bundle), "--prompt", "hello", "--max-new-tokens", tokens, "--compare-plain"]
+    for tokens, per_round in (("0", "-"), ("2", "1.00")):
+        ask = ["--engine", str(chat_bundle), "--prompt", "hello", "--max-new-tokens", tokens, "--compare"]
         assert medusa_run(ask) == 0
-        lines = capfd.readouterr().err.splitlines()
-        assert any(line.startswith("same ids           yes") for line in lines)
-        assert any(line.startswith("speed ratio") for line in lines) == told
+        heading, plain, _, adaptive = (line.split() for line in capfd.readouterr().err.splitlines())
+        assert heading[0] == "way" and (plain[0], adaptive[0]) == ("plain", "adaptive")
+        assert plain[-2:] == [per_round, "yes"] and adaptive[-1] == "yes"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_answer_without_tokens_is_not_compared_by_its_speed(
         (("--stop", "x" * 5000), "5000 characters"),
         (("--deadline-ms", "0"), "deadline"),
         (("--deadline-ms", "nan"), "deadline"),
-        (("--deadline-ms", "5", "--compare-plain"), "--deadline-ms"),
+        (("--deadline-ms", "5", "--compare"), "--deadline-ms"),
     ],
     ids=["empty", "long", "zero", "nan", "compared"],
 )

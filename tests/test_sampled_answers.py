@@ -103,8 +103,8 @@ def test_the_command_says_what_it_drew_with_and_compares_with_plain_sampling(
 ) -> None:
     ask = ("--engine", own_heads.bundle, "--prompt-ids", "7,3,1", "--max-new-tokens", "24", "--json")
     sampled = ("--acceptance", "sample", "--top-p", "0.9")
-    report = json.loads(commands.run(*ask, *sampled, "--seed", "5", "--compare-plain"))
-    assert report["plain"]["same_ids"]
+    report = json.loads(commands.run(*ask, *sampled, "--seed", "5", "--compare"))
+    assert all(way["same_ids"] for way in report["compared"])
     assert report["acceptance"] == {
         "policy": "sample",
         "temperature": 1.0,
@@ -136,4 +136,4 @@ def test_typical_says_wherever_it_is_named_that_it_does_not_preserve_the_distrib
         with pytest.raises(SystemExit):
             main(["--help"])
         assert "does not preserve the model's distribution" in " ".join(capfd.readouterr().out.split())
-    commands.run_refuses(*ask, "--compare-plain", named=["does not preserve"])
+    commands.run_refuses(*ask, "--compare", named=["does not preserve"])

@@ -10,12 +10,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bench_run import CHAIN, CONTEXTS, MAX_NEW_TOKENS, PROMPTS, REPEATS, SWEEP, Benched
 from tiny_models import Exported, Rigged
 
 from medusa_engine.benchmarks.answers import ADAPTIVE, OTHER, PLAIN, TREE
 from medusa_engine.benchmarks.cli import main
+from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.tree import Tree, parse_tree
 
 ALL_PROMPTS = [prompt for prompts in PROMPTS.values() for prompt in prompts]
@@ -115,6 +117,41 @@ def test_hit_rates_are_those_of_the_rigged_heads(benched: Benched, rigged_heads:
         assert heads["positions"][head] == 5 * MAX_NEW_TOKENS
         assert rates[:2] == [pytest.approx(counts[rank] / (5 * MAX_NEW_TOKENS)) for rank in range(2)]
         assert sum(rates) <= 1 + 1e-9
+
+
+def test_lookup_rates_are_those_of_the_reference(benched: Benched, rigged_heads: Rigged) -> None:
+    depth, right, counted = 4, Counter[int](), 0
+    for prompt in ALL_PROMPTS:
+        tokens = [*prompt, *rigged_heads.answer(prompt, MAX_NEW_TOKENS + depth)]
+        for end in range(len(prompt) + 1, len(prompt) + MAX_NEW_TOKENS + 1):
+            wrong = np.flatnonzero(lookup_tokens(tokens[:end], depth) != tokens[end : end + depth])
+            right.update(range(1, 1 + int(wrong[0] if len(wrong) else depth)))
+            counted += 1
+    *_, every = benched.document["lookup"]
+    assert (every["key"], every["found"]) == (None, 1)
+    assert every["right"] == [pytest.approx(right[step] / counted) for step in range(1, depth + 1)]
+    assert [row["key"] for row in benched.document["lookup"]] == [3, 2, 1, 0, None]
+    assert sum(row["found"] for row in benched.document["lookup"][:-1]) == pytest.approx(1)
+
+
+def test_an_engine_without_heads_is_measured_too(no_heads: Exported, tmp_path: Path, capsys: Any) -> None:
+    prompts, deep = tmp_path / "prompts.json", tmp_path / "deep.json"
+    prompts.write_text(json.dumps([[5, 6, 7, 8, 5, 6, 7, 8, 5], [7, 7, 7]]))
+    deep.write_text(json.dumps([["L"] * length for length in range(1, 5)]))
+    options = ["--engine", no_heads.bundle, "--prompts", prompts, "--context", "4", "--repeats", "1", "--tree", deep]
+    options += ["--max-new-tokens", "12", "--threads", "1", "--ledger"]
+    options += ["--json", tmp_path / "out.json", "--report", tmp_path / "out.html"]
+    assert main(list(map(str, options))) == 0
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["exact"] and document["heads"]["hit_rates"] == []
+    assert [point["nodes"] for point in document["sweep"]["points"]] == [1, 2, 4, 4, 5]
+    assert max(point["published_per_round"] for point in document["sweep"]["points"]) > 1
+    told = capsys.readouterr().out
+    assert "lookup: share of the positions" in told and "heads: share" not in told
+    page = (tmp_path / "out.html").read_text()
+    assert "<h2>Lookup</h2>" in page and "<h2>Heads</h2>" not in page
+    ways = {way["name"]: way for way in document["answers"]["ways"]}
+    assert set(ways) == {"plain steps", "lookup", "deep", "adaptive"}
 
 
 def test_acceptance_by_node_adds_up_to_the_tokens_per_round(benched: Benched) -> None:

@@ -51,6 +51,7 @@ def test_page_shows_everything_in_a_browser(benched: Benched, tmp_path: Path) ->
         "answers": 6,
         "categories": 2 + len(PROMPTS),
         "hits": 5,
+        "lookup": 6,
         "stages": 9,
     }
     assert seen["optimum"] == [benched.document["sweep"]["optimum"]]

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from medusa_engine.benchmarks.answers import PLAIN, TREE, Answered, Answers, Way
-from medusa_engine.benchmarks.hits import depth_rates, hit_rates
+from medusa_engine.benchmarks.hits import depth_rates, hit_rates, lookup_rates
 from medusa_engine.benchmarks.measure import Samples
 from medusa_engine.benchmarks.prompt_file import BenchPrompt
 from medusa_engine.benchmarks.sweep import Sweep, SweepPoint, grow, most_nodes
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.roofline import Published
 from medusa_engine.runtime.tree import Tree
+from medusa_engine.training.lookup_hits import Lookups
 from medusa_engine.training.tree_search import END, MISS, Hits
 
 # Two answers of 4 and 3 tokens with two heads; the vector behind each token.
@@ -42,6 +43,35 @@ def test_a_grown_tree_begins_with_what_was_seen() -> None:
     # Of 7 vectors 3 begin with 0, 1 with 1; (0, 1), (1, 0) and (0, 0) were seen once each.
     assert grow(2, [FIRST, SECOND], limits()).paths == ((0,),)
     assert set(grow(6, [FIRST, SECOND], limits()).paths) == {(0,), (1,), (0, 0), (0, 1), (1, 0)}
+
+
+def lookup_hits(*runs: int) -> Hits:
+    """Without heads."""
+    return Hits(np.zeros((len(runs), 0), dtype=np.int64), np.array(runs))
+
+
+def test_a_grown_tree_has_lookup_nodes_where_they_publish_more() -> None:
+    both = limits(lookup=3)
+    copied = Hits(FIRST.ranks, np.array([3, 2, 1, 0]))
+    assert grow(4, [copied], both).document() == [["L"], ["L", "L"], ["L", "L", "L"]]
+    assert most_nodes(both) == 1 + 3 + 9 + 3
+    assert [grow(nodes, [FIRST, SECOND], both).nodes for nodes in range(1, 17)] == list(range(1, 17))
+    assert grow(16, [FIRST, SECOND], both).lookup == 3
+    alone = limits(heads=0, lookup=3)
+    assert most_nodes(alone) == 4
+    for answers in ([lookup_hits(0, 0)], [lookup_hits(2, 1)]):
+        assert [grow(nodes, answers, alone).document() for nodes in (1, 3)] == [[], [["L"], ["L", "L"]]]
+
+
+def test_lookup_rates_are_shares_of_the_positions_that_have_tokens_behind_them() -> None:
+    lookups = Lookups(np.array([3, 3, 0, 1, 3]), np.array([2, 0, 0, 1, 1]), np.array([4, 3, 2, 2, 1]))
+    assert lookup_rates([lookups], 2) == [
+        (3, 2 / 4, [1 / 2, 1 / 2]),
+        (2, 0, [0, 0]),
+        (1, 1 / 4, [1, 0]),
+        (0, 1 / 4, [0, 0]),
+        (None, 1, [1 / 2, 1 / 4]),
+    ]
 
 
 def test_hit_rates_are_shares_of_the_positions_that_have_a_label() -> None:
@@ -78,6 +108,9 @@ def test_answers_that_end_early_differ_where_they_end() -> None:
     plain = way(PLAIN, [1, 2, 3], [4, 5], [6])
     other = way(TREE, [1, 2], [4, 7], [6])
     answers = Answers(prompts, [plain, other])
+    assert answers.groups == {}
+    grouped = [BenchPrompt("a", "", [1], "x"), BenchPrompt("b", "", [1], "y"), BenchPrompt("a", "", [1], "x")]
+    assert Answers(grouped, [plain]).groups == {"x": [0, 2], "y": [1]}
     assert answers.differing(other) == [(0, 2), (1, 1)] and answers.differing(plain) == []
     assert answers.categories == {"a": [0, 2], "b": [1]}
     assert answers.speed_up(other, [0, 2]) == pytest.approx((3 / 2) / (4 / 2))

@@ -11,8 +11,10 @@ from drafts import ObservedState
 from greedy_check import check_greedy
 from tiny_models import greedy_ids
 
+from medusa_engine.runtime.adaptive_plans import AdaptiveTrees
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.generation import Generation
+from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 PAIR = parse_tree([[0]], "pair")
 WIDE = parse_tree([[0], [1], [0, 0], [1, 0], [0, 1], [1, 1], [0, 0, 0]], "wide")
+LOOKUP_TREE = parse_tree([[0], ["L"], ["L", "L"], ["L", "L", "L"]], "lookup")
 TREES = (PLAIN, PAIR, WIDE)
 PATTERNS = [list(pattern) for pattern in product(TREES, repeat=3)]  # each tree behind each other, and behind itself
 PROMPT = [5, 1, 4, 9]
@@ -41,14 +44,21 @@ class PatternPlans:
         plans = {tree.name: TreePlan(tree, engine.limits) for tree in pattern}
         self._pattern = cycle([plans[tree.name] for tree in pattern])
         self.used = pattern[0]
-        self.recorded: list[tuple[str, int, bool]] = []
+        self.prompt: list[int] = []
+        self.tokens: list[int] = []
+        self.whole: list[tuple[str, int]] = []  # tree and tokens of the rounds that were measured
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.prompt, self.tokens = list(prompt_ids), []
 
     def choose(self) -> TreePlan:
         return next(self._pattern)
 
-    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
+    def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:
         assert seconds > 0
-        self.recorded.append((plan.tree.name, published, steady))
+        self.tokens += token_ids
+        if whole:
+            self.whole.append((plan.tree.name, len(token_ids)))
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, engine: Engine, pattern: Sequence[Tree]) -> PatternPlans:
@@ -117,7 +127,8 @@ def test_at_the_end_of_the_cache_every_tree_shrinks_and_shrunk_rounds_are_not_me
         assert decoding.finish_reason == "cache_full"
         before_end = zip(cycle(pattern), rows[:-1], strict=False)  # what the last one published may have been cut
         whole = [tree.name for tree, count in before_end if count == tree.nodes]
-        assert [name for name, _, _ in plans.recorded] == whole
+        assert [name for name, _ in plans.whole] == whole
+        assert (plans.prompt, plans.tokens) == (prompt, tokens)
         shrunk += len(rows) - 1 - len(whole)
     assert shrunk
 
@@ -158,18 +169,15 @@ def test_turns_and_forks_of_a_session_are_those_of_new_ones(
 # What the choice is told, and what is said of it
 
 
-def test_rounds_are_recorded_as_steady_between_rounds_of_their_own_tree(rigged_64: Exported) -> None:
+def test_every_round_is_told_and_all_but_the_last_are_measured(rigged_64: Exported) -> None:
     engine = rigged_64.engine
-    pattern = [WIDE, WIDE, WIDE, PLAIN, PAIR, PAIR, PLAIN, PLAIN, PLAIN, PLAIN]
-    plans = PatternPlans(engine, pattern)
+    plans = PatternPlans(engine, [WIDE, PLAIN, PAIR])
     state = engine.backend.new_state()
     decoding = Decoding(state, engine.limits, [0], plan=plans, max_new_tokens=30, stop_ids=frozenset())
     rounds = list(decoding)
-    steady = [False, True, False, False, False, False, False, True, True, False]  # the rounds of the pattern
-    told = [(round_.tree, len(round_.token_ids), steady[number % 10]) for number, round_ in enumerate(rounds)]
-    assert [round_.tree for round_ in rounds] == names(pattern, len(rounds))
-    assert plans.recorded == told[:-1]  # the last one may have been cut
-    assert len(rounds) > 10
+    assert plans.prompt == [0]
+    assert plans.tokens == [token for round_ in rounds for token in round_.token_ids]
+    assert plans.whole == [(round_.tree, len(round_.token_ids)) for round_ in rounds[:-1]]  # it may have been cut
 
 
 def test_a_round_is_counted_whole_where_a_stop_text_ends_in_it_or_the_budget_not_at_all(rigged_64: Exported) -> None:
@@ -181,7 +189,7 @@ def test_a_round_is_counted_whole_where_a_stop_text_ends_in_it_or_the_budget_not
         if len(round_.token_ids) > 2:
             decoding.stop(1)
     assert len(decoding.rounds[-1].token_ids) == 1
-    assert plans.recorded[-1][1] > 2
+    assert plans.whole[-1][1] > 2
 
 
 def test_pieces_and_the_record_name_the_tree_of_every_round(
@@ -238,10 +246,51 @@ def test_what_is_measured_is_shared_by_sessions_and_kept_apart_by_policy(own_hea
     engine = Engine.open(own_heads.bundle, threads=1)
     sample = AcceptancePolicy("sample", temperature=0.9, seed=3)
     first = engine.generate(prompt_ids=PROMPT, max_new_tokens=40).round_trees
-    second = engine.generate(prompt_ids=PROMPT, max_new_tokens=40).round_trees
-    assert first[:8] == ["a_tree"] * 8  # with nothing known
-    assert "plain" in second[:8] or "plain" in first
-    assert engine.generate(prompt_ids=PROMPT, max_new_tokens=40, acceptance=sample).round_trees[:8] == ["a_tree"] * 8
+    assert first[:4] == ["a_tree"] * 4 and "plain" in first  # with nothing known
+    assert engine.generate(prompt_ids=PROMPT, max_new_tokens=40, acceptance=sample).round_trees[:4] == ["a_tree"] * 4
+    shared = engine._adaptive
+    assert set(shared) == {"greedy", "sample"}
+    assert all(choice.costs.timed(0) for choice in (trees.choice for trees in shared.values()))
+
+
+def test_a_session_keeps_its_plans_from_answer_to_answer_and_others_have_their_own(own_heads: Exported) -> None:
+    engine = Engine.open(own_heads.bundle, threads=1)
     greedy_at_0 = AcceptancePolicy("sample", temperature=0.0, seed=3)
-    assert engine.plans(AcceptancePolicy()) is engine.plans(greedy_at_0) is not engine.plans(sample)
-    assert Engine.open(own_heads.bundle, threads=1).plans(sample) is not engine.plans(sample)
+    with engine.session() as session, engine.session() as other:
+        for each in (session, other):
+            each.generate(prompt_ids=PROMPT, max_new_tokens=8)
+        plans = session._plans["greedy"]
+        session.generate(prompt_ids=[*PROMPT, 3], max_new_tokens=8, acceptance=greedy_at_0)
+        with session.fork() as fork:
+            fork.generate(prompt_ids=PROMPT, max_new_tokens=8)
+            assert session._plans == {"greedy": plans}
+            assert len({id(each._plans["greedy"]) for each in (session, other, fork)}) == 3
+
+
+def test_lookups_are_counted_with_any_tree_as_the_reference_looks_them_up(
+    own_heads: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = own_heads.engine
+    trees = AdaptiveTrees([PAIR, LOOKUP_TREE], engine.limits)
+    for prompt in ([5, 6, 7, 8, 5, 6, 7, 8, 5], PROMPT, [3]):
+        learned: list[tuple[int, int, int]] = []
+        plans = trees.session()
+        monkeypatch.setattr(plans._choice, "choose", lambda _streak: 2)  # plain steps: each token is a round's root
+        monkeypatch.setattr(
+            plans._choice,
+            "learn",
+            lambda tree, streak, published, hits: learned.append((tree, published, hits)),  # noqa: B023
+        )
+        state = engine.backend.new_state()
+        decoding = Decoding(state, engine.limits, prompt, plan=plans, max_new_tokens=30, stop_ids=frozenset())
+        tokens = [*prompt, *(token for round_ in decoding for token in round_.token_ids)]
+        expected = []
+        for root in range(len(prompt), len(tokens)):
+            found = lookup_tokens(tokens[: root + 1], 3).tolist()
+            right = [one == other for one, other in zip(found, tokens[root + 1 :], strict=False)]
+            if False in right or len(right) == 3:
+                expected.append((2, 1, [*right, False].index(False)))
+            else:
+                break  # the answer ends before that can be told
+        assert learned == expected
+        assert len(expected) > 20

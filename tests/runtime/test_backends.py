@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,12 +135,16 @@ class Pattern:
         self._turns = cycle([plans[tree.name] for tree in trees])
         self.recorded: list[str] = []
 
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Nothing depends on it."""
+
     def choose(self) -> TreePlan:
         return next(self._turns)
 
-    def record(self, plan: TreePlan, published: int, seconds: float, *, steady: bool) -> None:
-        assert published > 0 and seconds > 0
-        self.recorded.append(plan.tree.name)
+    def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:
+        assert token_ids and seconds > 0
+        if whole:
+            self.recorded.append(plan.tree.name)
 
 
 @pytest.mark.parametrize("trees", [[WIDE, PLAIN], [PLAIN, PLAIN, CHAIN, WIDE], [PAIR, PAIR, PAIR, WIDE]], ids=in_words)
