@@ -15,10 +15,7 @@ FOLDERS = ("runtime", "plugins", "exporter", "training", "benchmarks")
 VALUE = "…"
 
 _LETTERS = 6  # fewer fixed ones do not tell a message
-_HELPERS = {
-    "_refusal": 1,
-    "_refusing": 0,
-}  # function -> argument with the problem, to which a library's words are added
+_HELPERS = {"refusal": 1, "refusing": 0}  # function -> argument with the problem; a library's words are added
 _COMMAND_LINE = "runtime/command_line.py"  # prints some pairs of lines itself
 
 Assigned = Mapping[str, Sequence[ast.expr]]
@@ -44,7 +41,7 @@ def messages() -> list[Message]:
         place = path.relative_to(ROOT).as_posix()
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                assigned = _assigned(function)
+                assigned = {**_constants(), **_assigned(function)}
                 for problem in _problems(function, place):
                     found.update({Message(place, text): None for text in _texts(problem, assigned)})
     return list(found)
@@ -56,6 +53,8 @@ def _problems(function: ast.AST, place: str) -> Iterator[ast.expr]:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name == "UserError" or (name == "__init__" and place == "runtime/cuda.py"):  # its CudaError is one
                 yield node.args[0]
+            elif name == "WrongValueError":
+                yield ast.JoinedStr([node.args[0], ast.Constant(f" is {VALUE}")])
             elif name in _HELPERS:
                 yield ast.JoinedStr([ast.Constant(VALUE), node.args[_HELPERS[name]], ast.Constant(VALUE)])
         if place == _COMMAND_LINE:
@@ -67,6 +66,18 @@ def _printed(statement: ast.stmt) -> Iterator[ast.expr]:
     match statement:
         case ast.Expr(value=ast.Call(func=ast.Name(id="print"), args=[line, *_])):
             yield line
+
+
+@cache
+def _constants() -> Assigned:
+    """The texts that have a name at the top of a file, which no other file has for another."""
+    files = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+    named: dict[str, list[ast.expr]] = {}
+    for node in (node for path in files for node in ast.parse(path.read_text(encoding="utf-8")).body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str()) as text) if name.isupper():
+                named.setdefault(name, []).append(text)
+    return {name: texts for name, texts in named.items() if len(texts) == 1}
 
 
 def _assigned(function: ast.AST) -> Assigned:
