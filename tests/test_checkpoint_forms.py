@@ -26,7 +26,7 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 
 PROMPT = [5, 17, 99, 3, 250, 41]
-SMALL = ("--untrained-heads", "2", "--max-length", "32", "--top-k", "4", "--max-tree-nodes", "8")
+SMALL = ("--untrained-heads", "2", "--max-length", "32", "--top-k", "4", "--max-tree-nodes", "8", "--no-lookup")
 
 
 def load(path: Path) -> Any:

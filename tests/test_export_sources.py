@@ -16,7 +16,7 @@ from command_checks import Commands, contents, unchanged
 from medusa_engine.runtime.engine import Engine
 
 PROMPT = [5, 17, 99]
-SMALL = ("--max-length", "32", "--top-k", "4", "--max-tree-nodes", "8")
+SMALL = ("--max-length", "32", "--top-k", "4", "--max-tree-nodes", "8", "--no-lookup")
 
 
 @pytest.fixture
@@ -74,14 +74,18 @@ def test_sharded_folder_without_tokenizer_runs_by_ids(
     assert not list(bundle.glob("tokenizer*"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("hub")
-def test_hub_id_in_the_local_cache(tmp_path: Path, tree: Path, reference: list[int], commands: Commands) -> None:
-    bundle = tmp_path / "bundle"
-    options = ("--untrained-heads", "2", "--tree", tree, "-o", bundle)
-    commands.export("--model", "someone/tiny-llama", *options, *SMALL)
-    assert manifest_of(bundle)["model"]["name"] == "tiny-llama"
-    assert answer(bundle) == reference
+def test_hub_id_in_the_local_cache(llama_folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    from medusa_engine.exporter.checkpoint import find_source
+
+    source = find_source("someone/tiny-llama")
+    assert (source.name, source.heads) == ("tiny-llama", None)
+    (weights,) = source.weight_files()
+    assert weights.is_symlink()
+    stored, expected = load_file(weights), load_file(llama_folder / "model.safetensors")
+    assert stored.keys() == expected.keys() and all(stored[name].equal(expected[name]) for name in stored)
 
 
 @pytest.mark.slow
@@ -99,14 +103,14 @@ def test_medusa_repository_on_the_hub_brings_its_heads_and_names_its_base(
     assert answer(bundle) == answer(bundle, speculation=False) == reference
 
 
-@pytest.mark.slow
-def test_medusa_folder_with_a_base_beside_it(tmp_path: Path, llama_folder: Path, commands: Commands) -> None:
-    shutil.copytree(llama_folder, tmp_path / "llama")
+def test_medusa_folder_with_a_base_beside_it(tmp_path: Path, llama_folder: Path) -> None:
+    from medusa_engine.exporter.checkpoint import find_source
+
+    base = Path(shutil.copytree(llama_folder, tmp_path / "llama"))
     repository = save_medusa_repository(tmp_path / "medusa", base="../llama")
-    tree = write_tree(tmp_path / "deep.json", [[0], [0, 0], [0, 0, 0]])  # as deep as the repository's heads
-    bundle = tmp_path / "bundle"
-    commands.export("--model", repository, "--tree", tree, "-o", bundle, *SMALL)
-    assert manifest_of(bundle)["heads"]["sha256"]
+    source = find_source(str(repository))
+    assert (source.name, source.heads) == ("medusa", repository)
+    assert source.folder.resolve() == base.resolve()
 
 
 @pytest.mark.slow

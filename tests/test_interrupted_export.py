@@ -61,7 +61,8 @@ def export_held_at(stage: tuple[str, str] | None, model: Path, output: Path) -> 
     if stage is not None:
         start = [sys.executable, "-c", HELD.format(module=stage[0], function=stage[1])]
     tree = write_tree(output.parents[1] / "tree.json")
-    command = [*start, "--model", model, "--untrained-heads", "2", "--tree", tree, "-o", output, "--force"]
+    command = [*start, "--model", model, "--untrained-heads", "2", "--no-lookup"]
+    command += ["--tree", tree, "-o", output, "--force"]
     process = subprocess.Popen(
         list(map(str, command)),
         env=offline_environment(),
