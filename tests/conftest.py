@@ -14,6 +14,7 @@ from command_checks import Commands
 from medusa_engine.runtime.engine import Engine
 
 if TYPE_CHECKING:
+    from lookup_rounds import Observer
     from soak_rounds import Tally
     from tiny_models import Exported, Rigged
 
@@ -232,3 +233,11 @@ def tokenizer_bundle(folder: Path, tokenizer: str) -> Path:
     save_llama(folder / "llama", vocab_size=CHAT_VOCAB, tokenizer=tokenizer)
     options = ("--untrained-heads", "2", "--top-k", "4", "--max-tree-nodes", "8", "--max-length", "64")
     return export(folder / "llama", folder / "bundle", *options).bundle
+
+
+@pytest.fixture
+def observer(monkeypatch: pytest.MonkeyPatch) -> Observer:
+    """Of what the rounds of a test look up."""
+    from lookup_rounds import observed
+
+    return observed(monkeypatch)
