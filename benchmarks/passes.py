@@ -15,7 +15,8 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend, OnnxRuntimeState, Slot
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import CHUNK_ROWS, TreePlan
-from medusa_engine.runtime.tree import Tree, TreeBuffers
+from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 BURST = 3  # timed passes per sample, behind one that is not: alone, a pass would find its threads asleep
 

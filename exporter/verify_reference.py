@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from medusa_engine.exporter.heads import MedusaHeads
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 Floats = npt.NDArray[np.float32]
 

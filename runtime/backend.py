@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from medusa_engine.runtime.policy import GREEDY, AcceptancePolicy
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 
 class Published(NamedTuple):

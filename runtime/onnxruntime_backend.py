@@ -18,7 +18,7 @@ from medusa_engine.runtime.manifest import Limits, Manifest, graph_name
 from medusa_engine.runtime.open_bundle import OpenBundle
 from medusa_engine.runtime.policy import GREEDY, REJECTION, AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import constant_inputs, drawn_inputs
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from medusa_engine.runtime.plan import Plan, check_device
 from medusa_engine.runtime.policy import GREEDY, AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import plan_inputs
 from medusa_engine.runtime.tensorrt_library import TensorRtLibrary
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 Ints = npt.NDArray[np.int64]
 

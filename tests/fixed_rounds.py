@@ -14,7 +14,7 @@ from graph_probe import Arrays, Pending, RoundProbe
 from tiny_models import Exported, export
 
 from medusa_engine.runtime.manifest import TARGET_DTYPES, TENSORRT
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 
 @contextmanager

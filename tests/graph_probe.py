@@ -15,7 +15,7 @@ from onnx import helper
 from medusa_engine.exporter.graphs import LOGITS_OUTPUT
 from medusa_engine.runtime.manifest import Limits, graph_name, read_manifest
 from medusa_engine.runtime.policy import GREEDY
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 HIDDEN = "hidden"
 UNLIMITED = 1000  # tokens of a budget that ends nothing

@@ -9,7 +9,8 @@ import pytest
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
-from medusa_engine.runtime.tree import TreeBuffers, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 CHAIN = parse_tree([["L"] * length for length in (1, 2, 3)], "lookup alone")
 BOTH = parse_tree([[0], [1], [0, 0], ["L"], ["L", "L"], ["L", "L", "L"]], "heads and lookup")

@@ -11,7 +11,8 @@ from tiny_models import RANDOM_VOCAB
 from tree_invariants import prefix_closure
 
 from medusa_engine.runtime.posterior import Accepted
-from medusa_engine.runtime.tree import TreeBuffers, compile_tree, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
 
 Floats = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]

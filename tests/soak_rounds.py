@@ -14,7 +14,8 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
 from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.tree import Tree, TreeBuffers, parse_tree
+from medusa_engine.runtime.tree import Tree, parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 ANSWER_TOKENS = 256
 CACHE_EVERY = 50  # rounds of a batch

@@ -17,7 +17,8 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.tree import TreeBuffers, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 
 @pytest.mark.parametrize("bundle", ["own_heads", "no_heads"])

@@ -9,7 +9,7 @@ import soak_rounds
 from soak_rounds import MaybePlanted, Tally, write_answers
 
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 if TYPE_CHECKING:
     from tiny_models import Exported

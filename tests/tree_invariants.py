@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from medusa_engine.runtime.tree import LOOKUP, TreeBuffers
+from medusa_engine.runtime.tree import LOOKUP
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 
 def prefix_closure(paths: Iterable[Sequence[int]]) -> set[tuple[int, ...]]:

@@ -13,7 +13,8 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.tree import Tree, TreeBuffers, TreePath
+from medusa_engine.runtime.tree import Tree, TreePath
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 from medusa_engine.training.calibration import Answer, Calibration, usable_heads
 from medusa_engine.training.tree_search import END, MISS, tree_of
 

@@ -218,9 +218,9 @@ def check_calibrated(calibration: Calibration, engine: Engine, path: Path) -> No
     """
     provenance, manifest, limits = calibration.provenance, engine.manifest, engine.limits
     hint = f"calibrate this engine: medusa-tree calibrate --engine {manifest.name} ..."
-    if _weights(provenance.get("model")) != _weights(manifest.model):
+    if not _same_weights(provenance.get("model"), manifest.model):
         raise UserError(f"{path}: was calibrated with another model than {manifest.name} has", hint)
-    if _weights(provenance.get("heads")) != _weights(manifest.heads):
+    if not _same_weights(provenance.get("heads"), manifest.heads):
         raise UserError(f"{path}: was calibrated with other heads than {manifest.name} has", hint)
     if calibration.topk != limits.topk:
         raise UserError(f"{path}: has {calibration.topk} ranks per head, but the engine keeps {limits.topk}", hint)
@@ -228,9 +228,13 @@ def check_calibrated(calibration: Calibration, engine: Engine, path: Path) -> No
         raise UserError(f"{path}: has {calibration.heads} heads, but the engine has {usable_heads(limits)}", hint)
 
 
-def _weights(facts: object) -> object:
-    """What tells weights apart: not the names of their files, nor where they came from."""
-    if not isinstance(facts, Mapping):
-        return None
-    hashes = {name: sorted(value.values()) for name, value in facts.items() if isinstance(value, Mapping)}
-    return {name: value for name, value in facts.items() if name not in ("name", "source")} | hashes
+def _same_weights(calibrated: object, exported: Mapping[str, Any]) -> bool:
+    """Whether facts about weights are of the same ones: files may have other names, and later exports tell more."""
+    if not isinstance(calibrated, Mapping):
+        return False
+    hashes = [
+        {name: sorted(value.values()) for name, value in facts.items() if isinstance(value, Mapping)}
+        for facts in (calibrated, exported)
+    ]
+    known = (calibrated.keys() & exported.keys()) - hashes[0].keys() - {"name", "source"}
+    return hashes[0] == hashes[1] and all(calibrated[name] == exported[name] for name in known)

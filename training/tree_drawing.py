@@ -20,6 +20,7 @@ _COLUMN, _LAYER = 0.5, 0.95
 _BOX_WIDTH, _BOX_HEIGHT = 0.42, 0.36
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.95, 0.3, 0.75, 0.35
 _LEAST_WIDTH = 5.0
+_LETTER = 0.11  # of the title
 
 _INK, _FAINT, _EDGE, _PLAIN = "#1b2733", "#6b7885", "#9aa7b4", "#e9eef3"
 
@@ -78,8 +79,9 @@ def draw(tree: Tree, probabilities: Mapping[TreePath, float] | None, suffix: str
             "install what drawing needs: pip install '.[train]' in a clone of medusa-engine",
         ) from error
 
-    places = layout(tree)
-    width = max(_LEAST_WIDTH, _LEFT + _RIGHT + _COLUMN * (1 + max(column for column, _ in places.values())))
+    places, title = layout(tree), headline(tree, probabilities)
+    least = max(_LEAST_WIDTH, 2 * _RIGHT + _LETTER * len(title))
+    width = max(least, _LEFT + _RIGHT + _COLUMN * (1 + max(column for column, _ in places.values())))
     height = _TOP + _BOTTOM + _LAYER * tree.depth + _BOX_HEIGHT
     style = {"svg.fonttype": "none", "svg.hashsalt": "medusa-tree", "font.family": "DejaVu Sans"}
     with matplotlib.rc_context(style), warnings.catch_warnings():
@@ -89,7 +91,7 @@ def draw(tree: Tree, probabilities: Mapping[TreePath, float] | None, suffix: str
         axes.set(xlim=(0, width), ylim=(0, height))
         axes.axis("off")
         inches = _inches(places, width, height)
-        _draw_layers(axes, tree, headline(tree, probabilities), width, height)
+        _draw_layers(axes, tree, title, width, height)
         _draw_edges(axes, tree, inches, probabilities)
         for path in ((), *tree.paths):
             _draw_node(axes, path, inches[path], probabilities)

@@ -22,7 +22,8 @@ from medusa_engine.exporter.heads import HeadWeights, MedusaHeads
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.trace import example_inputs
-from medusa_engine.runtime.tree import Tree, compile_tree
+from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 HEADS, TOPK = 4, 10
 ATTENTION = "medusa_gpu_check"

@@ -12,7 +12,8 @@ from tiny_models import RIGGED_VOCAB, Exported, Rigged
 from tree_invariants import prefix_closure
 
 from medusa_engine.runtime.lookup import lookup_tokens
-from medusa_engine.runtime.tree import TreeBuffers, compile_tree, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
 
 MAX_LENGTH = 32
 STATE = ("next_past_length", "next_pending_rows", "next_pending_count", "next_token_budget", "next_finished")

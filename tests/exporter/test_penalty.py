@@ -16,7 +16,7 @@ from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import constant_inputs
 from medusa_engine.runtime.posterior import Accepted, accept_sample, accept_typical
 from medusa_engine.runtime.sampling import draw, penalised_logits, processed_probabilities
-from medusa_engine.runtime.tree import TreeBuffers
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 PARAMETERS: list[dict[str, Any]] = [
     {"name": "greedy"},

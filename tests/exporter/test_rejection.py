@@ -16,7 +16,8 @@ from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import constant_inputs
 from medusa_engine.runtime.posterior import Accepted, accept_rejection
 from medusa_engine.runtime.sampling import draw, processed_probabilities
-from medusa_engine.runtime.tree import chain, compile_tree
+from medusa_engine.runtime.tree import chain
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 PARAMETERS: list[dict[str, Any]] = [
     {},

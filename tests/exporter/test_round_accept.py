@@ -19,7 +19,8 @@ from tree_strategies import trees
 from medusa_engine.exporter.acceptance import accept_tokens, paths_of
 from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.runtime.accept import Acceptance, accept_greedy
-from medusa_engine.runtime.tree import Tree, TreeBuffers, compile_tree, parse_tree
+from medusa_engine.runtime.tree import Tree, parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
 
 ORACLES: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "oracles" / "worked_examples.json").read_text()

@@ -17,7 +17,8 @@ from medusa_engine.runtime.accept import accept_greedy
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import constant_inputs
 from medusa_engine.runtime.stopping import Cut, cut
-from medusa_engine.runtime.tree import TreeBuffers, compile_tree, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
 
 PROMPT = 5
 CERTAIN = 30.0  # logit of the predicted token, of the others 0: every policy takes it

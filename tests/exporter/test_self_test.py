@@ -17,7 +17,8 @@ from medusa_engine.exporter.self_test import LEAST_EQUAL, PROMPTS, ROUNDS, Graph
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import read_manifest
 from medusa_engine.runtime.rounds import TreePlan
-from medusa_engine.runtime.tree import TreeBuffers, load_tree
+from medusa_engine.runtime.tree import load_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 if TYPE_CHECKING:
     from tiny_models import Rigged

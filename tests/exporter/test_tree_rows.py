@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from tiny_models import Exported
 from tree_strategies import trees
 
-from medusa_engine.runtime.tree import Tree, TreeBuffers, compile_tree, load_tree, parse_tree
+from medusa_engine.runtime.tree import Tree, load_tree, parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
 
 TOLERANCE = 1e-4
 BUNDLES = ["own_heads", "shared_heads"]  # an untied and a tied LM projection

@@ -14,7 +14,8 @@ from checkpoints import ARTIFACTS, TREES
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import MANIFEST_NAME, Limits, document_sha256, read_manifest
-from medusa_engine.runtime.tree import check_tree, compile_tree, load_tree
+from medusa_engine.runtime.tree import check_tree, load_tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 HEADS, TOPK, NODES = 4, 16, 64
 LIMITS = Limits(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tree_invariants import prefix_closure
 
 from medusa_engine.runtime.accept import Acceptance, accept_greedy
-from medusa_engine.runtime.tree import compile_tree, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 DATA = Path(__file__).parents[1] / "data"
 ORACLES: dict[str, Any] = json.loads((DATA / "oracles" / "worked_examples.json").read_text())

@@ -19,7 +19,8 @@ from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
 from medusa_engine.runtime.session import Session
-from medusa_engine.runtime.tree import Tree, TreeBuffers, parse_tree
+from medusa_engine.runtime.tree import Tree, parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 if TYPE_CHECKING:
     from tiny_models import Exported, Rigged

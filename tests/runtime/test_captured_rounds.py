@@ -22,7 +22,8 @@ from plan_states import check_plan_cache, device_array
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.tree import compile_tree, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 if TYPE_CHECKING:
     from tiny_models import Exported, Rigged

@@ -13,7 +13,8 @@ from nan_weights import EMBEDDING, LM_HEAD, with_nan_row
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.tree import TreeBuffers, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 if TYPE_CHECKING:
     from tiny_models import Exported

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tree_strategies import trees
 
 from medusa_engine.runtime.posterior import Accepted, accept_rejection, accept_sample, accept_typical
-from medusa_engine.runtime.tree import compile_tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 DATA = Path(__file__).parents[1] / "data"
 ORACLES: dict[str, Any] = json.loads((DATA / "oracles" / "worked_examples.json").read_text())

@@ -18,7 +18,8 @@ from tree_strategies import trees
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeState
 from medusa_engine.runtime.rounds import Decoding, TreePlan
-from medusa_engine.runtime.tree import Tree, TreeBuffers, load_tree, parse_tree
+from medusa_engine.runtime.tree import Tree, load_tree, parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 DATA = Path(__file__).parents[1] / "data"
 SHIPPED = Path(__file__).parents[2] / "trees"

@@ -16,7 +16,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from medusa_engine.runtime.posterior import accept_rejection, accept_sample
 from medusa_engine.runtime.sampling import draw, processed_probabilities, uniforms
-from medusa_engine.runtime.tree import compile_tree, parse_tree
+from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "sampling" / "cases.json").read_text())
 SINGLE: dict[str, Any] = {case["id"]: case for case in CASES["single_step"] if "rep" not in case["params"]}

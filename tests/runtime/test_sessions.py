@@ -18,7 +18,8 @@ from tree_strategies import trees
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.tree import Tree, compile_tree, parse_tree
+from medusa_engine.runtime.tree import Tree, parse_tree
+from medusa_engine.runtime.tree_buffers import compile_tree
 
 ANSWER_TOKENS = 20
 SMALL = parse_tree([[0], [1], [0, 0]], "four rows")

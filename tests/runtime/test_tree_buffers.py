@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_invariants import check_tree_buffers, prefix_closure
 
-from medusa_engine.runtime.tree import Tree, TreeBuffers, compile_tree, load_tree, parse_tree
+from medusa_engine.runtime.tree import Tree, load_tree, parse_tree
+from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
 
 DATA = Path(__file__).parents[1] / "data"
 SHIPPED = Path(__file__).parents[2] / "trees"
@@ -126,8 +127,9 @@ def test_lookup_slots_lie_behind_those_of_all_heads() -> None:
 @pytest.mark.parametrize("file", sorted(path.name for path in SHIPPED.glob("*.json")))
 def test_the_buffers_of_a_shipped_tree_keep_every_invariant(file: str) -> None:
     tree = load_tree(SHIPPED / file)
-    buffers = compile_tree(tree, topk=16, depth=5)
-    check_tree_buffers(buffers, [(), *tree.paths], topk=16, depth=5)
+    depth = max(5, tree.depth)
+    buffers = compile_tree(tree, topk=16, depth=depth, heads=5)
+    check_tree_buffers(buffers, [(), *tree.paths], topk=16, depth=depth, heads=5)
 
 
 def test_the_root_alone_has_one_padded_path() -> None:

@@ -216,6 +216,14 @@ def put(value: object, *keys: Any) -> Callable[[Any], None]:
     return edit
 
 
+def nothing_at_all(document: Any) -> None:
+    """Neither heads nor lookup."""
+    del document["lookup"]
+    document |= {"heads": 0, "counts": [], "positions": []}
+    for answer in document["answers"]:
+        answer["ranks"] = [[] for _ in answer["ranks"]]
+
+
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
@@ -243,6 +251,9 @@ def put(value: object, *keys: Any) -> Callable[[Any], None]:
         (put(99, "lookup", "hits", 0, 1), "counts of lookup"),
         (remove("lookup", "positions"), "counts of lookup"),
         (remove("answers", 1, "token_ids"), "answer 1 has no token_ids"),
+        (put([1, 2], "answers", 1, "token_ids"), "answer 1 has no token_ids"),
+        (put([1] * 99, "answers", 1, "token_ids"), "answer 1 has no token_ids"),
+        (nothing_at_all, "damaged: 0 heads"),
         (put(1.0, "answers", 1, "token_ids", 2), "answer 1 has no token_ids"),
         (put(-1, "answers", 1, "token_ids", 2), "answer 1 has no token_ids"),
     ],
@@ -273,6 +284,11 @@ def test_calibration_belongs_to_model_and_heads(
 
     renamed = {"source": "elsewhere", "sha256": {"other.safetensors": next(iter(_hashes(rigged_64)))}}
     check_calibrated(with_provenance(heads=calibration.provenance["heads"] | renamed), rigged_64.engine, tmp_path)
+    fewer_facts = {"sha256": calibration.provenance["heads"]["sha256"]}  # as of an export that told less
+    check_calibrated(with_provenance(heads=fewer_facts), rigged_64.engine, tmp_path)
+    for facts in ({}, {"sha256": {}}, None):
+        with pytest.raises(UserError, match="other heads"):
+            check_calibrated(with_provenance(heads=facts), rigged_64.engine, tmp_path)
     other = {"sha256": {"medusa_lm_head.safetensors": "0" * 64}}
     with pytest.raises(UserError, match="other heads"):
         check_calibrated(with_provenance(heads=calibration.provenance["heads"] | other), rigged_64.engine, tmp_path)

@@ -249,6 +249,43 @@ def test_real_engine_is_timed_searched_and_measured(rigged_64: Exported, rigged_
     json.dumps(document)
 
 
+def test_engine_without_heads_is_searched_for_a_chain_of_lookups(no_heads: Exported) -> None:
+    prompts = [[token, token + 1] for token in range(0, 48, 6)]
+    calibration = calibrate(
+        no_heads.engine, prompts, max_new_tokens=40, provenance={}, progress=lambda done, tokens: None
+    )
+    report: list[str] = []
+    document = search_engine(
+        calibration, no_heads.engine, counts="auto", measured_answers=2, lookup=4, report=report.append
+    )
+    facts = document["metadata"]
+    tree = parse_tree(facts["predicted"]["paths"], "predicted")
+    assert tree.lookup == tree.nodes - 1 == facts["predicted"]["lookup"] and facts["predicted"]["heads"] == 0
+    assert facts["predicted"]["published"] == pytest.approx(np.mean(replay(tree, calibration.sequences[1::4])))
+    held_out = calibration.sequences[3::4]
+    assert facts["measured"]["published"] == pytest.approx(np.mean(replay(tree, held_out)))
+    assert facts["measured"]["answers_that_differ"] == 0
+    assert any(f"0 of 0 heads, {tree.lookup} lookup nodes" in line for line in report)
+
+
+def test_lookup_gets_its_rows_on_every_engine_and_heads_that_add_nothing_are_said_to() -> None:
+    random = np.random.default_rng(8)
+    ranks = random_ranks(12, seed=8)
+    runs = [random.choice([0, 1, 2, 3], size=50, p=[0.4, 0.1, 0.1, 0.4]) for _ in ranks]
+    hits = [Hits(*each) for each in zip(ranks, runs, strict=True)]
+    cost = COSTS["a processor that pays for every row"]
+    options: Any = {"topk": 4, "max_nodes": 64, "time_trees": engine_of(cost), "report": lambda line: None}
+    alone = search_for_engine(hits[::2], hits[1::2], **options)
+    both = search_for_engine(hits[::2], hits[1::2], lookup=4, **options)
+    assert alone.best is not None and both.best is not None
+    assert alone.tree.lookup == 0 and both.tree.lookup > 0 and both.tree.heads > 0
+    assert both.best.speed_up > 1.1 * alone.best.speed_up
+    assert both.best.published == pytest.approx(np.mean(replay(both.tree, hits[1::2])))
+    missing = [Hits(np.full_like(each.ranks, MISS), each.runs) for each in hits]
+    found = search_for_engine(missing[::2], missing[1::2], lookup=4, **options)
+    assert found.tree.lookup == 3 and (found.fewer.heads, found.fewer.nodes) == (0, 4)
+
+
 def test_measuring_can_be_left_out(rigged_64: Exported, rigged_heads: Rigged) -> None:
     calibration = rigged_calibration(rigged_64, rigged_heads)
     document = search_engine(

@@ -88,6 +88,13 @@ def test_rounds_decide_and_not_positions() -> None:
     assert len(replay(tree_of(orders[4]), [Hits(ranks, runs)])) < len(replay(tree_of(LINE), [Hits(ranks, runs)]))
 
 
+def test_a_round_publishes_nothing_of_the_next_answer() -> None:
+    """Lookup is right behind the last token of each answer, where nothing is left to publish."""
+    miss = Hits(np.array([[MISS], [MISS]]), np.array([0, 1]))
+    answers = [*[miss] * 4, Hits(np.array([[0], [MISS]]), np.array([0, 0]))]
+    assert best_orders("joint", answers, nodes=2, heads=1, topk=1, lookup=1) == {2: [(0,)]}
+
+
 def test_lookup_alone_is_a_chain_as_long_as_it_pays() -> None:
     answers = [Hits(np.zeros((6, 0), dtype=np.int64), np.array([2, 1, 0, 2, 1, 0]))]
     assert best_orders("joint", answers, nodes=9, heads=0, topk=1, lookup=8) == {2: LINE[:1], 3: LINE[:2]}

@@ -22,6 +22,7 @@ from medusa_engine.training.calibration import Answer, load_calibration
 from medusa_engine.training.tree_cli import main
 from medusa_engine.training.tree_search import COUNTS, MISS, joint_mass, marginal_mass, rank_mass, replay
 
+ROOT = Path(__file__).resolve().parents[2]
 CASES = DATA / "trees"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((CASES / "EXPECTED.json").read_text())
 BAD_TREES = sorted(name for name in EXPECTED if name.startswith("bad_") and name != "bad_deeper_than_2heads")
@@ -217,6 +218,21 @@ def test_lookup_needs_a_calibration_and_an_engine_that_have_it(
     assert "without lookup" not in run("search", old, "--nodes", 4, "--no-lookup", "-o", output)[1]
     engine = ["--for-engine", chat_bundle, "--lookup-depth", 3, "-o", output]
     refuses("search", repetitive, *engine, named=["--lookup-depth is 3", chat_bundle, "offers 2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("smollm2_lookup", ["calibration.json", "--nodes", 8]),
+        ("smollm2_lookup_long", ["calibration_grounded.json", "--nodes", 10, "--lookup-depth", 16]),
+    ],
+)
+def test_shipped_lookup_trees_are_what_the_shipped_calibrations_give(
+    name: str, arguments: list[object], tmp_path: Path, run: Run
+) -> None:
+    output = tmp_path / f"{name}.json"
+    run("search", ROOT / "heads" / "smollm2-135m-instruct" / str(arguments[0]), *arguments[1:], "-o", output)
+    assert json.loads(output.read_text()) == json.loads((ROOT / "trees" / f"{name}.json").read_text())
 
 
 def test_search_says_which_counts_it_uses(calibration: Path, tmp_path: Path, run: Run) -> None:

@@ -117,6 +117,12 @@ def test_png_is_whole_and_shows_the_nodes() -> None:
     assert 0.3 < background < 0.95 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
 
 
+def test_title_of_a_slim_tree_is_whole() -> None:
+    tree = load_tree(Path("smollm2_lookup_long"))
+    title = pixels_of(draw(tree, halves(tree), ".png"))[:100]  # above the root
+    assert (title[:, -20:] == 255).all() and (title < 255).any()
+
+
 def test_probable_nodes_are_darker() -> None:
     def darkest_box(probability: float) -> int:
         tree = parse_tree([[0]], "one")
