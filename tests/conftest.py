@@ -17,6 +17,7 @@ from command_checks import Commands, ExportRefuses, unchanged
 from medusa_engine.runtime.engine import Engine
 
 if TYPE_CHECKING:
+    from lookup_rounds import Observer
     from soak_rounds import Tally
     from tiny_models import Exported, Rigged
 
@@ -257,3 +258,11 @@ def export_refuses(tmp_path: Path, commands: Commands) -> ExportRefuses:
             )
 
     return check
+
+
+@pytest.fixture
+def observer(monkeypatch: pytest.MonkeyPatch) -> Observer:
+    """Of what the rounds of a test look up."""
+    from lookup_rounds import observed
+
+    return observed(monkeypatch)

@@ -5,80 +5,23 @@ from __future__ import annotations
 import json
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cache_invariants import check_cache, prefill_cache
-from chi_square import check_counts
-from drafts import ObservedState
 from greedy_check import check_greedy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from policy_answers import sampled_ids
+from lookup_rounds import BOTH, CHAIN, REPETITIVE, Observer, plain
 from tiny_models import RIGGED_HEADS, RIGGED_VOCAB, Exported, Rigged, greedy_ids
 from tree_strategies import trees
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import GenerationStream
-from medusa_engine.runtime.lookup import lookup_tokens
-from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
-from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
 from medusa_engine.runtime.tree import LOOKUP, Tree, parse_tree
-from medusa_engine.runtime.tree_buffers import TreeBuffers
-
-CHAIN = parse_tree([["L"] * length for length in (1, 2, 3)], "lookup alone")
-BOTH = parse_tree([[0], [1], [0, 0], ["L"], ["L", "L"], ["L", "L", "L"]], "heads and lookup")
-REPETITIVE = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8]
-
-
-class Proposal(NamedTuple):
-    """What a round verified: tokens by path, and the position of its root."""
-
-    root_position: int
-    root: int
-    lookup: list[int]
-
-
-class Observer:
-    """Notes the lookup tokens of every round, of all sessions, that a test runs."""
-
-    def __init__(self) -> None:
-        self.proposals: list[Proposal] = []
-
-    def __call__(self, state: OnnxRuntimeState, tree: TreeBuffers) -> None:
-        limits = state._backend.limits
-        tokens = state.proposed()[: len(tree.tree_indices)]
-        looked_up = tree.tree_indices > limits.heads * limits.topk
-        # Siblings among them there are none: they stand in the order of their depth.
-        self.proposals.append(Proposal(int(state.slot.position_ids[0, 0]), int(tokens[0]), tokens[looked_up].tolist()))
-
-    def check(self, tokens: list[int]) -> None:
-        """Compare with what the reference looks up in the tokens of prompt and answer; forget them."""
-        assert self.proposals
-        for position, root, lookup in self.proposals:
-            assert lookup == lookup_tokens([*tokens[:position], root], len(lookup)).tolist()
-        self.proposals = []
-
-
-@pytest.fixture
-def observer(monkeypatch: pytest.MonkeyPatch) -> Observer:
-    watched = Observer()
-    run = OnnxRuntimeState.round
-
-    def round_(state: OnnxRuntimeState, tree: TreeBuffers, next_tree: TreeBuffers) -> None:
-        watched(state, tree)
-        run(state, tree, next_tree)
-
-    monkeypatch.setattr(OnnxRuntimeState, "round", round_)
-    return watched
-
-
-def plain(engine: Engine, prompt: list[int], tokens: int, **options: Any) -> list[int]:
-    return engine.generate(prompt_ids=prompt, max_new_tokens=tokens, speculation=False, **options).token_ids
 
 
 @st.composite
@@ -243,120 +186,6 @@ def test_lookups_in_prompts_of_several_chunks(own_heads: Exported, observer: Obs
     observer.check([*prompt, *answer])
 
 
-# Sampling
-
-
-@pytest.mark.parametrize("bundle", ["own_heads", "no_heads"])
-@pytest.mark.parametrize(
-    "policy",
-    [AcceptancePolicy("sample", temperature=0.5, seed=3), AcceptancePolicy("sample", top_k=2, seed=4)],
-    ids=str,
-)
-def test_sampled_answers_are_those_of_the_same_seed_without_lookup(
-    request: pytest.FixtureRequest, bundle: str, policy: AcceptancePolicy, observer: Observer
-) -> None:
-    exported = request.getfixturevalue(bundle)
-    tree = BOTH if exported.engine.limits.heads else CHAIN
-    answer = exported.engine.generate(prompt_ids=REPETITIVE, max_new_tokens=40, acceptance=policy, tree=tree)
-    assert answer.token_ids == sampled_ids(exported, REPETITIVE, 40, policy)
-    assert max(answer.published_per_round) > 1
-    observer.check([*REPETITIVE, *answer.token_ids])
-
-
-def test_typical_rounds_accept_of_a_lookup_what_is_likely_enough(own_heads: Exported, observer: Observer) -> None:
-    engine, epsilon, alpha = own_heads.engine, 0.2, 0.9
-    policy = AcceptancePolicy("typical", posterior_threshold=epsilon, posterior_alpha=alpha)
-    answer = engine.generate(prompt_ids=REPETITIVE, max_new_tokens=60, acceptance=policy, tree=BOTH)
-    tokens = [*REPETITIVE, *answer.token_ids]
-    proposals = list(observer.proposals)
-    observer.check(tokens)
-    with torch.inference_mode():
-        logits = own_heads.model(torch.tensor([tokens])).logits[0].double()
-    probabilities = logits.softmax(-1)
-    threshold = (alpha * (probabilities * logits.log_softmax(-1)).sum(-1).exp()).clamp(max=epsilon)
-    position, copied, refused = len(REPETITIVE), 0, 0
-    for published, (root_position, root, lookup) in zip(answer.published_per_round, proposals, strict=True):
-        assert (root_position, root) == (position, tokens[position]) == (position, int(logits[position - 1].argmax()))
-        drafts = tokens[position + 1 : position + published]
-        for at, draft in enumerate(drafts, position):
-            assert probabilities[at, draft] > threshold[at]
-        copied += bool(drafts) and drafts == lookup[: len(drafts)]
-        if published == 1 and position + 1 < len(tokens):
-            assert probabilities[position, lookup[0]] <= threshold[position]
-            refused += 1
-        position += published
-    assert copied and refused
-
-
-def test_heads_and_lookup_that_propose_the_same_tokens_count_once(own_heads: Exported) -> None:
-    # Both branches say what is right, down to a depth of their own.
-    engine, generator = own_heads.engine, np.random.default_rng(0)
-    tree = parse_tree([[0], [0, 0], [0, 0, 0], ["L"], ["L", "L"], ["L", "L", "L"]], "twice")
-    for policy in (AcceptancePolicy(), AcceptancePolicy("sample", seed=8)):
-        answer = (
-            sampled_ids(own_heads, [7, 3, 1], 40, policy) if policy.name == "sample" else plain(engine, [7, 3, 1], 40)
-        )
-        planned: list[int] = []
-
-        def plant(state: OnnxRuntimeState, buffers: TreeBuffers) -> None:
-            begin = int(state.slot.position_ids[0, 0]) - 3
-            right = [*answer[begin:], *[0] * 4]  # noqa: B023
-            depths = generator.integers(0, 4, 2)
-            for path, depth in zip(buffers.retrieve_indices, depths, strict=False):
-                for edges, row in enumerate(path.tolist()):
-                    if edges and row >= 0:
-                        token = right[edges] if edges <= depth else (right[edges] + 1) % engine.limits.vocab_size
-                        state.slot.input_ids[0, row] = token
-            planned.append(1 + int(depths.max()))  # noqa: B023
-
-        state = engine.backend.new_state()
-        state.use(policy)
-        decoding = Decoding(
-            ObservedState(state, plant),  # type: ignore[arg-type]
-            engine.limits,
-            [7, 3, 1],
-            plan=TreePlan(tree, engine.limits),
-            max_new_tokens=36,
-            stop_ids=frozenset(),
-        )
-        assert [token for round_ in decoding for token in round_.token_ids] == answer[:36]
-        assert [len(round_.token_ids) for round_ in decoding.rounds][:-1] == planned[:-1]
-
-
-def test_sampled_pairs_behind_a_lookup_have_the_models_probabilities(no_heads: Exported) -> None:
-    engine, ranks = no_heads.engine, 3
-
-    def best(tokens: list[int]) -> tuple[list[int], torch.Tensor]:
-        with torch.inference_mode():
-            logits = no_heads.model(torch.tensor([tokens])).logits[0, -1]
-        values, ids = logits.topk(ranks)
-        return ids.tolist(), values.double().softmax(0)
-
-    # The prompt has the first token of every pair before, so that the second is looked up.
-    firsts, first = best([*REPETITIVE, 8])
-    prompt = REPETITIVE
-    for token in firsts:
-        seconds, _ = best([*REPETITIVE, token])
-        prompt = [*prompt, 8, token, seconds[0]]
-    prompt = [*prompt, *REPETITIVE[-3:], 8]
-    firsts, first = best(prompt)
-    cells, probabilities = {}, []
-    for token, share in zip(firsts, first, strict=True):
-        seconds, second = best([*prompt, token])
-        for other, rest in zip(seconds, second, strict=True):
-            cells[token, other] = len(cells)
-            probabilities.append(float(share * rest))
-    counts, rounds = np.zeros(len(cells)), 0
-    with engine.session() as session:
-        for seed in range(500):
-            policy = AcceptancePolicy("sample", top_k=ranks, seed=seed)
-            answer = session.generate(prompt_ids=prompt, max_new_tokens=2, acceptance=policy, tree=CHAIN)
-            counts[cells[tuple(answer.token_ids)]] += 1  # type: ignore[index]
-            rounds += answer.rounds
-    check_counts(counts, np.array(probabilities))
-    assert rounds < 1000, "no lookup was ever right"
-
-
 # What is refused
 
 
@@ -368,19 +197,6 @@ def test_trees_beyond_what_the_engine_looks_up_are_refused(own_heads: Exported, 
     with pytest.raises(UserError, match="the engine has 0 heads"):
         no_heads.engine.generate(prompt_ids=[1], tree=parse_tree([[0]], "head"))
     assert (no_heads.engine.limits.heads, no_heads.engine.limits.lookup, no_heads.engine.tree.lookup) == (0, 4, 3)
-
-
-def test_rejection_takes_no_lookup(every_graph: Exported) -> None:
-    with pytest.raises(UserError, match="lookup nodes, but rejection accepts a chain"):
-        every_graph.engine.generate(prompt_ids=[1], tree=CHAIN, acceptance=AcceptancePolicy("rejection"))
-
-
-def test_lookup_with_the_repetition_penalty(every_graph: Exported, observer: Observer) -> None:
-    options: dict[str, Any] = {"prompt_ids": REPETITIVE, "max_new_tokens": 30}
-    policy = AcceptancePolicy(repetition_penalty=1.05)
-    answer = every_graph.engine.generate(**options, acceptance=policy, tree=BOTH).token_ids
-    assert answer == every_graph.engine.generate(**options, acceptance=policy, speculation=False).token_ids
-    observer.check([*REPETITIVE, *answer])
 
 
 def test_a_bundle_keeps_its_lookup_trees_as_files_have_them(no_heads: Exported) -> None:
