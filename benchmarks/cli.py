@@ -12,6 +12,7 @@ from pathlib import Path
 
 from medusa_engine.benchmarks.settings import CONTEXTS, OTHERS, SWEEP, BenchSettings
 from medusa_engine.runtime.command_line import EXIT_USER_ERROR, add_version, run_command
+from medusa_engine.runtime.huge_pages import restart_with_huge_pages
 from medusa_engine.training.output_file import check_output, make_folder, write_file
 
 _OUTPUTS = {"report": (".html", ".htm"), "json": (".json",)}
@@ -92,6 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
+    if arguments is None:  # the process is this command's own
+        restart_with_huge_pages()  # as the commands that it measures
     exact: list[bool] = []
     status = run_command(build_parser(), lambda options: exact.append(_run(options)), arguments, extra="bench")
     return status if all(exact) else EXIT_USER_ERROR

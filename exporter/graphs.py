@@ -54,6 +54,7 @@ def finish_graph(model: ir.Model, shape: RoundShape) -> None:
         else (FuseProjectionsPass(), SplitHeadsPass(), LiveRowsPass())
     ):
         graph_pass(model)
+    RemoveUnusedNodesPass()(model)  # weights that were joined are not written
     function = ir.serde.deserialize_function(compact_append_kv_function(fixed=shape.fixed))
     model.functions[function.identifier()] = function
     model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
