@@ -80,7 +80,7 @@ lint: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy examples
+	$(BIN)/mypy --follow-imports=silent examples
 
 bench: engine
 	$(BIN)/medusa-bench --engine $(ENGINE) --tree trees/smollm2_8.json --tree trees/smollm2_64.json --ledger \

@@ -58,8 +58,10 @@ class RandomPlans:
         limits, generator = self._limits, self._generator
         ranks = int(generator.integers(1, limits.topk + 1))
         count = int(generator.integers(0, 20))
-        paths = [generator.integers(0, ranks, generator.integers(1, limits.depth + 1)).tolist() for _ in range(count)]
-        tree = parse_tree([list(path) for path in prefix_closure(paths)], "random")
+        paths = [generator.integers(0, ranks, generator.integers(1, limits.heads + 1)).tolist() for _ in range(count)]
+        chain = ["L"] * int(generator.integers(0, limits.lookup + 1))
+        lookup = [chain[: 1 + depth] for depth in range(len(chain))]
+        tree = parse_tree([*map(list, prefix_closure(paths)), *lookup], "random")
         return TreePlan(tree.shrunk(int(generator.integers(1, limits.max_tree_nodes + 1))), limits)
 
     def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import soak_rounds
-from soak_rounds import MaybePlanted, Tally, write_answers
+from soak_rounds import MaybePlanted, RandomPlans, Tally, write_answers
 
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.tree_buffers import TreeBuffers
@@ -54,3 +56,12 @@ def test_a_wrong_token_is_told(own_heads: Exported, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(OnnxRuntimeState, "read", other)
     finished = write_answers(own_heads.engine, PROMPTS, 0, Tally(), tokens=TOKENS)
     assert any(answer != expected for _, answer, expected in finished)
+
+
+def test_trees_are_of_every_size_with_heads_and_lookup(own_heads: Exported) -> None:
+    limits = replace(own_heads.engine.limits, lookup=own_heads.engine.limits.heads + 4)
+    plans = RandomPlans(limits, np.random.default_rng(0))
+    trees = [plans.choose().tree for _ in range(300)]
+    assert {tree.lookup for tree in trees} == set(range(limits.lookup + 1))
+    assert {tree.heads for tree in trees} == set(range(limits.heads + 1))
+    assert {1, 2, limits.max_tree_nodes // 2} <= {tree.nodes for tree in trees}
