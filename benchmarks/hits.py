@@ -61,8 +61,12 @@ def hit_rates(answers: Sequence[Hits], topk: int, lookups: Sequence[Lookups] = (
 
 
 def lookup_rates(lookups: Sequence[Lookups], depth: int) -> list[LookupRate]:
-    """By length of the key, the longest first; positions behind which less than `depth` tokens came are left out."""
+    """By length of the key, the longest first; positions behind which less than `depth` tokens came are left out.
+
+    Where all answers are shorter than that, depths end with the longest answer.
+    """
     keys, runs, ahead = (np.concatenate(each) for each in zip(*lookups, strict=True))
+    depth = min(depth, int(ahead.max(initial=0)))
     whole = ahead >= depth
     chosen: list[tuple[int | None, npt.NDArray[np.bool_]]] = [
         *((length, whole & (keys == length)) for length in range(LONGEST_KEY, -1, -1)),

@@ -18,6 +18,7 @@ _FOLDER = Path(__file__).parent / "prompts"
 OWN_PROMPTS = _FOLDER / "categories.json"
 GROUNDED_PROMPTS = _FOLDER / "grounded.json"
 MIXED, GROUNDED = "mixed set", "grounded tasks"  # our own
+TOGETHER = "together"  # all categories, in tables
 UNSORTED = "all"  # the category of prompts that have none
 
 _MAX_BYTES = 64 << 20
@@ -80,6 +81,9 @@ def _read(path: Path, engine: Engine, *, fitting: bool = True) -> list[BenchProm
         document = {UNSORTED: document} if isinstance(document, list) else document
         if not isinstance(document, dict) or not all(isinstance(entries, list) for entries in document.values()):
             raise UserError(f"{path}: {shown(document)} is not an object of lists", _HINT)
+        for category in document:
+            if category == TOGETHER or not category.isprintable():
+                raise UserError(f"{path}: a category is called {shown(category)}", "give it another name")
         entries = [(category, entry) for category, listed in document.items() for entry in listed]
     else:
         lines = (line.removesuffix("\r") for line in read_prompt_file(path).split("\n"))

@@ -112,7 +112,7 @@ def sweep_nodes(settings: BenchSettings, engine: Engine) -> tuple[int, ...]:
         if not 1 <= count <= most:
             raise UserError(
                 f"--sweep {count}: trees of this engine have 1 to {most} nodes",
-                "give smaller ones, or export with a larger --max-tree-nodes or --top-k",
+                "give smaller ones, or export with a larger --max-tree-nodes, --top-k or --lookup-depth",
             )
     return tuple(dict.fromkeys(settings.sweep))
 

@@ -8,6 +8,7 @@ from medusa_engine.benchmarks.answers import OTHER, Way
 from medusa_engine.benchmarks.bench import AtContext, Results
 from medusa_engine.benchmarks.hits import depth_rates
 from medusa_engine.benchmarks.measure import Samples, ratio_of
+from medusa_engine.benchmarks.prompt_file import TOGETHER
 from medusa_engine.benchmarks.stage_times import BETWEEN
 from medusa_engine.benchmarks.stages import STAGES
 from medusa_engine.runtime.comparison import proposes
@@ -127,7 +128,7 @@ def category_rows(found: Results) -> list[tuple[str, ...]]:
     """A heading, and a row for each category: what each way publishes per second over plain steps."""
     answers = found.answers
     rows = [("category", "prompts", "plain tok/s", *(f"{way.name}" for way in answers.ways[1:]))]
-    for category, chosen in {**answers.categories, **answers.groups, "together": list(answers.everything)}.items():
+    for category, chosen in {**answers.categories, **answers.groups, TOGETHER: list(answers.everything)}.items():
         plain = answers.plain.tally(chosen).tokens_per_second
         cells = (_category_cell(found, way, chosen) for way in answers.ways[1:])
         rows.append((category, f"{len(chosen)}", f"{plain:.1f}", *cells))

@@ -22,8 +22,9 @@ def main(engine: Engine, max_new_tokens: int) -> None:
                 return
             for piece in stream:
                 print(piece.text, end="", flush=True)
+            print()
             answer = stream.generation
-            print(f"\n[{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens were kept]", file=sys.stderr)
+            print(f"[{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens were kept]", file=sys.stderr)
             messages.append({"role": "assistant", "content": answer.text or ""})
 
 

@@ -41,4 +41,6 @@ def main(model: str, folder: Path, tokens: str = "2000000") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:4])

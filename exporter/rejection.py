@@ -41,13 +41,15 @@ def accept_drafts(
     target = target / target.sum(dim=-1, keepdim=True)  # [D+1, V]
     drafts = chain.tokens[0, 1:, None]  # [D, 1]
     likely = target[:-1].gather(1, drafts)[:, 0]  # [D]: p of each draft
-    proposed = inputs.proposal.gather(1, drafts)[:, 0]  # [D]: q of each draft
+    behind = drafts.shape[0] - inputs.proposal.shape[0]  # D - K: paths of lookup nodes may be longer than a chain
+    proposal = torch.nn.functional.pad(inputs.proposal, (0, 0, 0, behind))  # [D, V]
+    proposed = proposal.gather(1, drafts)[:, 0]  # [D]: q of each draft
     accepts = inputs.accept_uniforms.index_select(0, rows[:-1]) * proposed < likely
     accepted = accept_passed(chain, accepts[None])
 
     last = accepted.length - 1  # [1]: the winning row's place in the chain
     rejected = torch.nn.functional.pad(chain.valid[0, 1:].to(weights.dtype), (0, 1))  # [D+1]: 0 behind the last draft
-    proposal = torch.nn.functional.pad(inputs.proposal, (0, 0, 0, 1)) * rejected[:, None]  # [D+1, V]
+    proposal = torch.nn.functional.pad(proposal, (0, 0, 0, 1)) * rejected[:, None]  # [D+1, V]
     target, proposal = target.index_select(0, last), proposal.index_select(0, last)  # [1, V]
     residual = (target - proposal).clamp(min=0)
     # A draft that only rounding rejects leaves nothing: p and q are one distribution then

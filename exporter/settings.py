@@ -10,10 +10,10 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import LARGEST_LIMIT, ONNXRUNTIME, TARGET_DTYPES, TENSORRT
 from medusa_engine.runtime.policy import GREEDY, POLICIES, REJECTION
 from medusa_engine.runtime.strict_json import shown
+from medusa_engine.runtime.tree import MOST_LOOKUP
 
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_LOOKUP = 4
-MOST_LOOKUP = 64
 MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
 MOST_RANKS = {TENSORRT: 3840}  # k of its TopK
 INT8, INT4 = "int8", "int4"

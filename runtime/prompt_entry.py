@@ -27,6 +27,9 @@ def encode_entry(
     Raises:
         UserError: it is no prompt, has a token of another model, or is too long.
     """
+    messages = isinstance(entry, list) and any(isinstance(part, dict) for part in entry)
+    if engine.tokenizer is None and (isinstance(entry, str) or messages):
+        raise UserError(f"{where}: is a text, but the engine has no tokenizer", "give lists of token ids")
     if isinstance(entry, str):
         name, ids = entry, engine.encode([{"role": "user", "content": entry}] if chat else entry)
     elif isinstance(entry, list) and entry and all(type(token) is int for token in entry):

@@ -21,6 +21,8 @@ SHIPPED_TREES = Path(__file__).parents[1] / "trees"
 RANK_LIMIT = 1 << 31
 LOOKUP = RANK_LIMIT  # stands in a path where others have a rank, and sorts behind them all
 LOOKUP_TEXT = "L"  # in files
+MOST_LOOKUP = 64  # that an engine offers
+RESERVED_NAMES = ("plain", "adaptive")  # of what stands beside trees in tables
 METADATA_KEYS = ("description", "source", "heads", "topk", "probabilities", "metadata")
 ACCEPTED_KEYS = ("paths", "name", *METADATA_KEYS)
 
@@ -150,7 +152,10 @@ def load_tree(path: Path) -> Tree:
             line and column of a JSON error.
     """
     path = tree_file(path)
-    return parse_tree(read_json(path, max_bytes=MAX_TREE_BYTES, hint=_FORMAT_HINT), str(path))
+    tree = parse_tree(read_json(path, max_bytes=MAX_TREE_BYTES, hint=_FORMAT_HINT), str(path))
+    if tree.name in RESERVED_NAMES:
+        raise UserError(f"{path}: the tree is called {tree.name}, as a way to decode is", 'give it another "name"')
+    return tree
 
 
 def tree_file(path: Path) -> Path:
@@ -233,7 +238,9 @@ def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int, lookup
         offered = f"offers {lookup}" if lookup else "was exported without lookup"
         raise UserError(
             f"tree {tree.name} has {tree.lookup} lookup nodes, but the engine {offered}",
-            f"use a tree with fewer, or export with medusa-export --lookup-depth {tree.lookup}",
+            f"use a tree with fewer, or export with medusa-export --lookup-depth {tree.lookup}"
+            if tree.lookup <= MOST_LOOKUP
+            else f"use a tree with fewer: engines offer at most {MOST_LOOKUP}",
         )
     if tree.widest_rank >= topk:
         raise UserError(

@@ -15,7 +15,7 @@ import torch
 from cache_invariants import check_cache, prefill_cache
 from chi_square import check_counts
 from command_checks import Commands
-from tiny_models import Exported
+from tiny_models import Exported, export
 
 from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.runtime.errors import UserError
@@ -157,6 +157,20 @@ def test_without_drafts_answers_are_those_of_sample(every_graph: Exported) -> No
         assert answer(every_graph, policy, speculation=False) == expected
         assert answer(every_graph, policy, tree=Tree(())) == expected
         assert answer(every_graph, policy) != expected  # other draws decide
+
+
+def test_lookup_deeper_than_the_heads_changes_nothing(every_graph: Exported, tmp_path: Any) -> None:
+    sizes = ("--max-length", "600", "--top-k", "5", "--max-tree-nodes", "24", "--lookup-depth", "5")
+    deeper = export(every_graph.checkpoint, tmp_path / "deeper", *sizes, "--acceptance", "rejection").engine
+    assert deeper.limits.depth > deeper.limits.heads
+    answers = [
+        [engine.generate(prompt_ids=PROMPT, max_new_tokens=60, acceptance=policy) for policy in POLICIES[:2]]
+        for engine in (every_graph.engine, deeper)
+    ]
+    assert [answer.token_ids for answer in answers[0]] == [answer.token_ids for answer in answers[1]]
+    assert [answer.published_per_round for answer in answers[0]] == [
+        answer.published_per_round for answer in answers[1]
+    ]
 
 
 def test_a_seed_gives_the_same_answer_in_every_session(every_graph: Exported) -> None:

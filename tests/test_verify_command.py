@@ -198,6 +198,7 @@ def test_prompts_that_are_none_are_refused(chat_bundle: Path, tmp_path: Path, co
         ("--prompts", "no_such_file.txt", "no_such_file.txt"),
         ("--tree", "no_such_tree.json", "no_such_tree.json"),
         ("--plan", "engines/mine.plan", "engines/mine.plan"),
+        ("--plan", "/", "a folder, not a plan"),
     ],
 )
 def test_wrong_options_are_refused_in_two_lines(

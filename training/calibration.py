@@ -165,7 +165,7 @@ def _offered(lookup: object, path: Path) -> int | None:
         return None
     offered = lookup.get("offered") if isinstance(lookup, dict) else None
     if type(offered) is not int or not 0 <= offered <= MOST_LOOKUP:
-        raise UserError(f"{path}: damaged: lookup is {shown(lookup)}", _HINT)
+        raise UserError(f"{path}: damaged: of lookup, offered is {shown(offered)}", _HINT)
     return offered
 
 
@@ -181,7 +181,7 @@ def _answer(answer: object, heads: int, topk: int, has_tokens: bool, where: str)
         if not whole or not all(type(rank) is int and END <= rank < topk for rank in vector):
             raise UserError(f"{where} has a rank vector that is not {heads} ranks below {topk}", _HINT)
     if has_tokens and (not _is_tokens(tokens) or not len(ranks) <= len(tokens) <= len(ranks) + heads):
-        raise UserError(f"{where} has no token_ids", _HINT)
+        raise UserError(f"{where} has no token_ids that go with its ranks", _HINT)
     return Answer(prompt, np.array(ranks, dtype=np.int64), tokens if has_tokens else None)
 
 

@@ -73,6 +73,8 @@ def test_a_list_that_is_none_is_a_usage_error(
         ("{}", ["holds no prompts"]),
         ('{"a": 3}', ["not an object of lists"]),
         ("3", ["not an object of lists"]),
+        ('{"together": [[1]]}', ["a category is called", "together"]),
+        ('{"a\\u202eb": [[1]]}', ["a category is called"]),
         ('{"a": [[1, 2], [1000]]}', ["prompt 2", "token id"]),
         ('{"a": [[1, -1]]}', ["prompt 1", "token id"]),
         ('{"a": [[]]}', ["prompt 1"]),

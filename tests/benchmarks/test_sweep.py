@@ -74,6 +74,11 @@ def test_lookup_rates_are_shares_of_the_positions_that_have_tokens_behind_them()
     ]
 
 
+def test_lookup_rates_end_with_the_longest_answer() -> None:
+    lookups = Lookups(np.array([3, 3, 3]), np.array([2, 1, 0]), np.array([2, 2, 1]))
+    assert lookup_rates([lookups], 64)[0] == (3, 1, [1, 1 / 2])
+
+
 def test_hit_rates_are_shares_of_the_positions_that_have_a_label() -> None:
     hits = hit_rates([FIRST, SECOND], topk=3)
     assert hits.positions == [6, 4]

@@ -325,6 +325,17 @@ def test_an_engine_refuses_lookup_nodes_that_it_does_not_offer() -> None:
         with pytest.raises(UserError, match=f"has 2 lookup nodes, but {words}") as caught:
             check_tree(tree, heads=1, topk=1, max_tree_nodes=4, lookup=offered)
         assert "--lookup-depth 2" in caught.value.hint
+    with pytest.raises(UserError, match="has 65 lookup nodes") as caught:
+        check_tree(tree_of([["L"] * length for length in range(1, 66)]), heads=1, topk=1, max_tree_nodes=70, lookup=2)
+    assert caught.value.hint == "use a tree with fewer: engines offer at most 64"
+
+
+@pytest.mark.parametrize("name", ["plain", "adaptive"])
+def test_a_tree_is_not_called_as_a_way_to_decode(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.json"
+    path.write_text("[[0]]")
+    with pytest.raises(UserError, match=f"the tree is called {name}"):
+        load_tree(path)
 
 
 # Shrinking
