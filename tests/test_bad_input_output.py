@@ -144,14 +144,14 @@ def test_full_disk_leaves_the_bundle_that_was_there(chat_bundle: Path, tmp_path:
 def test_failure_half_way_leaves_nothing(
     stage: str, tmp_path: Path, llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from medusa_engine.exporter import checkpoint
+    from medusa_engine.exporter import export
     from medusa_engine.exporter.cli import main
 
     def fail(*_arguments: object) -> None:
         raise ZeroDivisionError
 
     tree = write_tree(tmp_path / "tree.json")
-    monkeypatch.setattr(checkpoint, stage, fail)
+    monkeypatch.setattr(export, stage, fail)
     arguments = ["--model", llama_folder, "--tree", tree, "-o", tmp_path / "a" / "b" / "out", "--untrained-heads", "2"]
     with unchanged(tmp_path), pytest.raises(ZeroDivisionError):
         main([str(argument) for argument in arguments])

@@ -92,7 +92,8 @@ def test_an_export_answers_as_the_whole_model_does(tmp_path: Path) -> None:
 
 
 def test_stop_tokens_are_those_of_the_whole_model(tmp_path: Path) -> None:
-    from medusa_engine.exporter.checkpoint import find_source, load_model, stop_token_ids
+    from medusa_engine.exporter.checkpoint import find_source, load_model
+    from medusa_engine.exporter.saved_tokenizer import stop_token_ids
 
     save_whole(tmp_path, "gemma3", tied=True, eos_token_id=[1, 7])
     (tmp_path / "generation_config.json").unlink()
