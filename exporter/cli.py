@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medusa_engine.exporter.settings import DEFAULT_LOOKUP, DEFAULT_MAX_LENGTH, MOST_LOOKUP, PRECISIONS, ExportSettings
+from medusa_engine.exporter.settings import DEFAULT_LOOKUP, DEFAULT_MAX_LENGTH, PRECISIONS, ExportSettings
 from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.manifest import TARGET_DTYPES
 from medusa_engine.runtime.policy import POLICIES, TYPICAL_NOTE
+from medusa_engine.runtime.tree import MOST_LOOKUP
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -133,9 +133,9 @@ def verify(settings: VerifySettings, report: Report) -> Verification:
     """
     if settings.rounds < 1:
         raise UserError(f"--rounds is {settings.rounds}", "give 1 or more")
-    engine = Engine.open(settings.engine, threads=settings.threads)
     if settings.plan and settings.plan.is_dir():
         raise UserError(f"{settings.plan}: a folder, not a plan", "give the file that medusa-build wrote")
+    engine = Engine.open(settings.engine, threads=settings.threads)
     plan_engine = Engine.open(settings.plan, threads=settings.threads) if settings.plan else None
     tolerance = default_tolerance(engine.manifest.dtype) if settings.tolerance is None else settings.tolerance
     if not 0 < tolerance < 1:

@@ -10,13 +10,13 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from medusa_engine.exporter.settings import MOST_LOOKUP
 from medusa_engine.runtime.chat_template import TEMPLATE_FILE
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, document_sha256
 from medusa_engine.runtime.strict_json import read_json, shown
 from medusa_engine.runtime.text import CONFIG_FILE, TOKENIZER_FILE
+from medusa_engine.runtime.tree import MOST_LOOKUP
 from medusa_engine.training.json_file import write_json
 from medusa_engine.training.lookup_hits import LookupCounts, Lookups, look_ups, lookup_counts
 from medusa_engine.training.tree_search import END, Hits, Ranks, labelled, rank_counts

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from medusa_engine.exporter.settings import MOST_LOOKUP
 from medusa_engine.runtime.lookup import LONGEST_KEY, latest_match, lookup_tokens
+from medusa_engine.runtime.tree import MOST_LOOKUP
 
 _SHOWN_DEPTH = 4
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medusa_engine.exporter.settings import MOST_LOOKUP
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json
-from medusa_engine.runtime.tree import MAX_TREE_BYTES, Tree, TreePath, path_of, tree_file
+from medusa_engine.runtime.tree import MAX_TREE_BYTES, MOST_LOOKUP, Tree, TreePath, path_of, tree_file
 from medusa_engine.training.calibration import Calibration
 from medusa_engine.training.tree_search import node_acceptance, path_mass
 

@@ -208,7 +208,7 @@ def _lookup_nodes(options: argparse.Namespace, calibration: Calibration, offered
     Raises:
         UserError: the calibration knows nothing of lookup, or there are never so many.
     """
-    from medusa_engine.exporter.settings import MOST_LOOKUP
+    from medusa_engine.runtime.tree import MOST_LOOKUP
 
     asked = options.lookup_depth
     if options.no_lookup:
