@@ -13,6 +13,8 @@ from medusa_engine.runtime.round_costs import RoundCosts
 EXPLORATION = 1 / 200  # of the rounds: what trying other trees may cost
 MARGIN = 1.05  # a larger tree is taken where it is better by more
 TRIAL_ROUNDS = 4  # in a row when a tree is tried
+BEHIND = 1.5  # tokens that a session may fall behind its smallest tree alone, and one more while it copies
+FORGIVEN = 1 / 50  # of each token that it publishes: what was lost counts so much less
 STREAKS = (1, 3, 6)  # tokens that lookups found in a row: what comes behind fewer and behind more is told apart
 
 _FIRST_CREDIT = 1.0  # rounds: what looks nearly as good is tried soon
@@ -21,6 +23,8 @@ _LEAST_ALLOWANCE = 2.0  # rounds that a trial may lose, whatever was expected
 _SESSION_MEMORY, _ENGINE_MEMORY = 32.0, 512.0  # rounds
 _PRIOR_ROUNDS = 24.0  # of a session that weigh as much as what the engine knows of lookups
 _DOUBT = 2.0  # rounds besides whose lookup found nothing: what looks good may be luck
+_LEAST_LEAD = -2.5  # tokens: what was lost beyond does not count, or a session would not try again for long
+_SAME_ROUNDS = 8  # that the smallest tree verifies before it is compared anew: comparing costs time, too
 _PRIOR_TOKENS = 4.0  # drafts of heads in a session that weigh as much as what the engine knows of them
 
 
@@ -50,6 +54,7 @@ class TreeChoice:
     def __init__(self, shapes: Sequence[TreeShape]) -> None:
         self.shapes = list(shapes)
         self.depth = max(shape.lookup for shape in shapes)
+        self.smallest = min(range(len(shapes)), key=lambda tree: shapes[tree].rows)
         self.costs = RoundCosts([shape.rows for shape in shapes])
         self.lock = threading.Lock()
         self.lookups = LookupHits(self.depth, _ENGINE_MEMORY)
@@ -63,6 +68,11 @@ class TreeChoice:
     def session(self) -> SessionChoice:
         """The choice of a new session, which begins with what is known."""
         return SessionChoice(self)
+
+    def relative_cost(self, tree: int) -> float | None:
+        """Rounds of the smallest tree that take as long as one of this; None where one of both is not known."""
+        cost, least = self.costs.of(tree), self.costs.of(self.smallest)
+        return None if cost is None or least is None else cost / least
 
     def heads_add(self, tree: int, *, hit: bool) -> float:
         """Tokens that the tree's heads add to what is looked up; of a tree that never ran, what the likest one's do."""
@@ -88,14 +98,18 @@ class SessionChoice:
 
     Other trees are tried for some rounds in a row: the smallest one as soon as nothing else tells what rows cost, those
     that are expected to be worse as often as it costs EXPLORATION of the rounds together. A trial ends early if it
-    costs far more than expected. It has no clock and draws nothing: the same calls get the same answers.
+    costs far more than expected. A session that has lost tokens against its smallest tree alone, which a plain step is,
+    may lose a few more and no others: what most sessions gain is no comfort to the one that loses. The choice has no
+    clock and draws nothing: the same calls get the same answers.
     """
 
     def __init__(self, shared: TreeChoice) -> None:
         self._shared = shared
         self._lookups = LookupHits(shared.depth, _SESSION_MEMORY)
         self._heads = _Mean(_SESSION_MEMORY)  # tokens that heads added, over those that were expected
+        self._lead = 0.0  # tokens that were published beyond those of the smallest tree in the same time
         self._used = 0
+        self._kind, self._since = -1, 0  # of the streak when trees were compared, and rounds since then
         self._tried = self._beside = 0  # a tree that is tried, and the one that would be used
         self._left = 0  # rounds of the trial to come
         self._allowance = 0.0  # what it may still lose, in rounds of the tree beside it
@@ -112,10 +126,14 @@ class SessionChoice:
             streak: how many tokens in a row lookups have found up to here.
         """
         with self._shared.lock:
-            if not self._left:
-                worth = self._worth(_kind(streak))
-                self._take_best(worth)
-                self._try_what_is_due(worth)
+            kind = _kind(streak)
+            self._since += 1
+            same = kind == self._kind and self._used == self._shared.smallest and self._since < _SAME_ROUNDS
+            if not self._left and not same:
+                worth = self._worth(kind)
+                self._take_best(worth, kind)
+                self._try_what_is_due(worth, kind)
+                self._kind, self._since = kind, 0
             if not self._left:
                 return self._used
             self._left -= 1
@@ -131,6 +149,8 @@ class SessionChoice:
         """
         with self._shared.lock:
             cost, usual = self._shared.costs.add(tree, seconds), self._shared.costs.of(self._beside)
+            lead = self._lead + published - (self._shared.relative_cost(tree) or published)
+            self._lead = lead if lead > 0 else max(min(lead + FORGIVEN * published, 0.0), _LEAST_LEAD)
             if self._left and tree == self._tried and cost is not None and usual is not None:
                 self._allowance -= cost / usual - published / self._published(0)[self._beside]
                 if self._allowance < 0:
@@ -175,9 +195,9 @@ class SessionChoice:
         published = self._published(kind)
         return [None if cost is None else tokens / cost for tokens, cost in zip(published, costs, strict=True)]
 
-    def _take_best(self, worth: Sequence[float | None]) -> None:
-        """Use the best tree, or the smallest of those that are as good but for MARGIN."""
-        known = [(tree, value) for tree, value in enumerate(worth) if value is not None]
+    def _take_best(self, worth: Sequence[float | None], kind: int) -> None:
+        """Use the best tree that the session affords, or the smallest of those that are as good but for MARGIN."""
+        known = [(tree, value) for tree, value in enumerate(worth) if value is not None and self._affords(tree, kind)]
         if not known:
             return
         least = max(value for _, value in known) / MARGIN
@@ -186,18 +206,18 @@ class SessionChoice:
         if not self._shared.costs.timed(self._used):
             self._try(self._used, before, TRIAL_ROUNDS)  # long enough to be timed
 
-    def _try_what_is_due(self, worth: Sequence[float | None]) -> None:
+    def _try_what_is_due(self, worth: Sequence[float | None], kind: int) -> None:
         """Begin the trial that is due, if any; that of the fewest rows first."""
         shared = self._shared
         others = sorted((tree for tree in range(len(worth)) if tree != self._used), key=self._rows)
         for tree in others:
-            shared.credit[tree] += EXPLORATION / len(others)
+            shared.credit[tree] += EXPLORATION * self._since / len(others)
         shared.credit[self._used] = 0.0
         if self._left or not shared.costs.timed(self._used):
             return
         for tree in others:
             loss = TRIAL_ROUNDS * self._loss(tree, worth)
-            if shared.credit[tree] >= loss:
+            if shared.credit[tree] >= loss and self._affords(tree, kind):
                 self._try(tree, self._used, loss)
                 return
 
@@ -208,6 +228,11 @@ class SessionChoice:
         if cost is None or usual is None or value is None or best is None:
             return 0.0
         return max(cost / usual * (1 - value / best), _LEAST_LOSS)
+
+    def _affords(self, tree: int, kind: int) -> bool:
+        """Whether the session has lost no more than it may even if a round of this tree publishes one token."""
+        cost = self._shared.relative_cost(tree)
+        return cost is None or cost <= 1 or self._lead + 1 - cost >= -BEHIND - (kind == len(STREAKS))
 
     def _try(self, tree: int, beside: int, expected_loss: float) -> None:
         self._tried, self._beside, self._left = tree, beside, TRIAL_ROUNDS

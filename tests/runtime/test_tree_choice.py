@@ -157,6 +157,15 @@ def test_a_session_changes_within_a_few_rounds_when_it_begins_to_copy_and_back(s
     assert ended[4:].count(LONG) <= TRIAL_ROUNDS
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_session_that_others_mislead_loses_little(seed: int) -> None:
+    machine = Machine(seconds_of(COSTS["int4"]))
+    for other in range(8):
+        machine.write(copying(other))
+    text = Text([12, 5] * 16, seed=seed)  # what looks like the begin of a copy ends behind five tokens
+    assert machine.fixed(text, PLAIN) / machine.time(machine.write(text)) >= 0.98
+
+
 def test_sessions_of_different_texts_use_different_trees_at_the_same_time() -> None:
     machine = Machine(seconds_of(COSTS["fp32"]))
     for seed in range(3):
