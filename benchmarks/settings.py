@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.tree import Tree, check_tree, load_tree
+from medusa_engine.runtime.tree import Tree, load_tree
 
 if TYPE_CHECKING:  # what loads ONNX Runtime is imported where it is needed
     from medusa_engine.runtime.engine import Engine
@@ -79,16 +79,11 @@ def named_trees(settings: BenchSettings, engine: Engine) -> list[Tree]:
     Raises:
         UserError: a file is no tree, or the engine cannot run it.
     """
-    limits = engine.limits
+    from medusa_engine.runtime.rounds import TreePlan
+
     found: list[Tree] = []
     for tree in (*engine.trees, *map(load_tree, settings.trees)):
-        check_tree(
-            tree,
-            heads=limits.heads,
-            topk=limits.topk,
-            max_tree_nodes=limits.max_tree_nodes,
-            lookup=limits.lookup,
-        )
+        TreePlan(tree, engine.limits)  # refuses what the engine cannot run
         if tree.paths in [known.paths for known in found]:
             continue
         same = sum(known.name == tree.name for known in found)

@@ -13,11 +13,11 @@ from medusa_engine.runtime.backend import DecodeState
 from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.strict_json import shown
-from medusa_engine.runtime.tree import Tree, check_tree
+from medusa_engine.runtime.tree import PLAIN_NAME, Tree, check_tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
 
 CHUNK_ROWS = 256  # prompt tokens per prefill pass
-PLAIN = Tree((), "plain")  # the root alone: one token per pass
+PLAIN = Tree((), PLAIN_NAME)  # the root alone: one token per pass
 
 
 class Round(NamedTuple):

@@ -22,7 +22,7 @@ RANK_LIMIT = 1 << 31
 LOOKUP = RANK_LIMIT  # stands in a path where others have a rank, and sorts behind them all
 LOOKUP_TEXT = "L"  # in files
 MOST_LOOKUP = 64  # that an engine offers
-RESERVED_NAMES = ("plain", "adaptive")  # of what stands beside trees in tables
+PLAIN_NAME, ADAPTIVE_NAME = RESERVED_NAMES = ("plain", "adaptive")  # ways to decode, beside trees in tables
 METADATA_KEYS = ("description", "source", "heads", "topk", "probabilities", "metadata")
 ACCEPTED_KEYS = ("paths", "name", *METADATA_KEYS)
 
