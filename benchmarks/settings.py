@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.tree import Tree, load_tree
 
@@ -121,7 +122,8 @@ def contexts(settings: BenchSettings, engine: Engine, largest: int) -> tuple[int
     room = engine.limits.max_length - largest
     if room < 1:
         raise UserError(
-            f"a tree of {largest} nodes leaves no room in a cache of {engine.limits.max_length} tokens",
+            f"a tree of {counted(largest, 'node')} leaves no room in a cache of"
+            f" {counted(engine.limits.max_length, 'token')}",
             "measure smaller trees (--sweep), or export with a larger medusa-export --max-length",
         )
     if settings.contexts is None:
@@ -129,8 +131,8 @@ def contexts(settings: BenchSettings, engine: Engine, largest: int) -> tuple[int
     for tokens in settings.contexts:
         if not 1 <= tokens <= room:
             raise UserError(
-                f"--context {tokens}: 1 to {room} leave room for {largest} rows in a cache of"
-                f" {engine.limits.max_length} tokens",
+                f"--context {tokens}: 1 to {room} leave room for {counted(largest, 'row')} in a cache of"
+                f" {counted(engine.limits.max_length, 'token')}",
                 "give shorter ones, or export with a larger medusa-export --max-length",
             )
     return tuple(dict.fromkeys(settings.contexts))

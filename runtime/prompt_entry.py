@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import shown
 
@@ -46,7 +47,7 @@ def encode_entry(
     most = engine.limits.max_length - answer_tokens
     if not 0 < len(ids) <= most:
         raise UserError(
-            f"{where}: has {len(ids)} tokens; 1 to {most} leave room for an answer",
+            f"{where}: has {counted(len(ids), 'token')}; 1 to {most} leave room for an answer",
             "shorten the prompt, or export with a larger medusa-export --max-length",
         )
     return " ".join(name.split()), ids
