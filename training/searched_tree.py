@@ -43,7 +43,8 @@ def search_nodes(
         raise UserError(f"--nodes is {nodes}", "give 1 or more: the root counts")
     if nodes > calibration.max_tree_nodes:
         raise UserError(
-            f"--nodes is {nodes}, but the calibrated engine runs {counted(calibration.max_tree_nodes, 'node')} at most",
+            f"--nodes is {nodes}, but the calibrated engine runs trees of"
+            f" {counted(calibration.max_tree_nodes, 'node')}",
             f"give fewer, or export with medusa-export --max-tree-nodes {nodes}",
         )
     used = _better_counts(calibration, nodes, lookup, report) if counts == AUTO else counts
