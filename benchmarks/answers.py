@@ -14,9 +14,9 @@ from medusa_engine.benchmarks.measure import PAUSE_SECONDS
 from medusa_engine.benchmarks.prompt_file import BenchPrompt
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.roofline import Published
-from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree import ADAPTIVE_NAME, PLAIN_NAME, Tree
 
-PLAIN, TREE, ADAPTIVE, OTHER = "plain", "tree", "adaptive", "other"  # kinds of ways
+PLAIN, TREE, ADAPTIVE, OTHER = PLAIN_NAME, "tree", ADAPTIVE_NAME, "other"  # kinds of ways
 PERCENTILES = (50, 95, 99)
 
 _WARM_UP_TOKENS = 8
@@ -214,7 +214,7 @@ def answer_all(
     Args:
         progress: called behind each answer.
     """
-    ways = [Way("plain steps", PLAIN), *(Way(tree.name, TREE, tree) for tree in trees), Way("adaptive", ADAPTIVE)]
+    ways = [Way("plain steps", PLAIN), *(Way(tree.name, TREE, tree) for tree in trees), Way(ADAPTIVE_NAME, ADAPTIVE)]
     answers = Answers(prompts, [*ways, *(Way(other.name, OTHER, other=other) for other in others)])
     for way in answers.ways:
         way.decode(engine, prompts[0], min(_WARM_UP_TOKENS, max(2, max_new_tokens)))

@@ -29,6 +29,7 @@ from medusa_engine.benchmarks.settings import (
 from medusa_engine.benchmarks.stage_times import WARM_UP, StageTimes, profile_passes
 from medusa_engine.benchmarks.sweep import Sweep, sweep
 from medusa_engine.runtime.cost import facts_of
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
@@ -202,7 +203,7 @@ def _at_context(engine: Engine, trees: Sequence[Tree], tokens: int, repeats: int
         taken = interleaved(cases, unit="ms", samples=repeats, warm_up=_INTERLEAVED_WARM_UP, progress=step)
     step_samples, *rounds = taken.values()
     by_tree = {
-        tree.name: Samples(f"{tree.name}, {tree.nodes} rows", "ms", samples.values)
+        tree.name: Samples(f"{tree.name}, {counted(tree.nodes, 'row')}", "ms", samples.values)
         for tree, samples in zip(trees, rounds, strict=True)
     }
     return AtContext(tokens, prefill["prefill"], step_samples, by_tree)

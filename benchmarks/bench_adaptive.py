@@ -16,6 +16,7 @@ from pathlib import Path
 
 from medusa_engine.benchmarks.measure import Report, Samples
 from medusa_engine.runtime.adaptive_plans import AdaptiveTrees
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.rounds import Decoding, TreePlan
 from medusa_engine.runtime.tree import load_tree
@@ -91,7 +92,7 @@ def main() -> int:
         engine.load(speculation=speculation)
     limits, own, slow = engine.limits, engine.trees, load_tree(options.tree)
     kept = [Way("plain steps", None)]
-    kept += [Way(f"{tree.name}, {tree.nodes} nodes", TreePlan(tree, limits)) for tree in (*own, slow)]
+    kept += [Way(f"{tree.name}, {counted(tree.nodes, 'node')}", TreePlan(tree, limits)) for tree in (*own, slow)]
     changing = [
         Way("adaptive: the engine's trees", AdaptiveTrees(own, limits)),
         Way(f"adaptive: {slow.name} first", AdaptiveTrees([slow, *own], limits)),

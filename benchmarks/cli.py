@@ -13,7 +13,7 @@ from pathlib import Path
 from medusa_engine.benchmarks.settings import CONTEXTS, OTHERS, SWEEP, BenchSettings
 from medusa_engine.runtime.command_line import EXIT_USER_ERROR, add_version, run_command
 from medusa_engine.runtime.huge_pages import restart_with_huge_pages
-from medusa_engine.training.output_file import check_output, make_folder, write_file
+from medusa_engine.training.output_file import check_output, check_output_folder, make_folder, write_file
 
 _OUTPUTS = {"report": (".html", ".htm"), "json": (".json",)}
 
@@ -108,6 +108,8 @@ def _run(options: argparse.Namespace) -> bool:
     for name, path in outputs.items():
         if path is not None:
             check_output(path, suffixes=_OUTPUTS[name], option=f"--{name}")
+    if figures is not None:
+        check_output_folder(figures, option="--figures")
     os.environ.setdefault("TQDM_DISABLE", "1")  # of libraries that load weights; `_steps` says what it wants
     from medusa_engine.benchmarks.bench import run_bench
     from medusa_engine.benchmarks.document import document
@@ -115,8 +117,6 @@ def _run(options: argparse.Namespace) -> bool:
     from medusa_engine.benchmarks.page import page
     from medusa_engine.benchmarks.text import text
 
-    if figures is not None:
-        make_folder(figures, option="--figures")
     asked["trees"], asked["against"] = tuple(asked["trees"]), tuple(asked["against"])
     found = run_bench(BenchSettings(**asked), _steps)
     for note in found.notes:
@@ -128,6 +128,7 @@ def _run(options: argparse.Namespace) -> bool:
     if outputs["report"] is not None:
         write_file(outputs["report"], page(found, drawn).encode(), option="--report")
     if figures is not None:
+        make_folder(figures, option="--figures")
         for suffix, files in ((".svg", drawn), (".png", pictures(found, ".png"))):
             for name, data in files.items():
                 write_file(figures / f"{name}{suffix}", data, option="--figures")

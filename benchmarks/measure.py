@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
+from medusa_engine.runtime.counted import counted
+
 PAUSE_SECONDS = 0.05  # lets the threads of what ran before stop spinning, so that they cost the next one nothing
 PACKAGES = ("medusa-engine", "numpy", "onnxruntime", "torch", "transformers", "llama-cpp-python")
 
@@ -62,7 +64,7 @@ class Report:
     def section(self, title: str, samples: Sequence[Samples]) -> None:
         """Start a figure: its title, and each of its measurements, the baseline first."""
         count = min(len(measured.values) for measured in samples)
-        print(f"\n{title} ({count} samples)", flush=True)
+        print(f"\n{title} ({counted(count, 'sample')})", flush=True)
         for measured in samples:
             print(measured.line())
         self.sections.append(

@@ -18,6 +18,7 @@ from medusa_engine.benchmarks.text import (
     stage_rows,
     sweep_rows,
 )
+from medusa_engine.runtime.counted import counted
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #1b2733; }
@@ -42,7 +43,7 @@ def page(found: Results, pictures: Mapping[str, bytes]) -> str:
     body = [
         f"<h1>{escape(name)}: speculative decoding, measured</h1>",
         f'<p id="headline"><span class="big">{_default_speed_up(found):.2f} ×</span> plain decoding: whole answers to'
-        f" {len(found.answers.prompts)} prompts, as the engine writes them by default.</p>",
+        f" {counted(len(found.answers.prompts), 'prompt')}, as the engine writes them by default.</p>",
         f"<p>{escape(_best_tree(found))}</p>",
         f'<p id="exactness" class="{"exact" if found.exact else "differs"}">{escape(exactness(found))}</p>',
         *(f'<p class="note">note: {escape(note)}</p>' for note in found.notes),
@@ -51,7 +52,8 @@ def page(found: Results, pictures: Mapping[str, bytes]) -> str:
         _figure(pictures, "speed_up", "A tree pays off where E[G] lies above T(N)/T(1); the star is the optimum."),
         _table("sweep", sweep_rows(found)),
         f'<p class="note">T(N) is timed at context {found.sweep.context}. E[G] is counted by replaying'
-        f" {found.sweep.judged_on} answers; trees were grown on {found.sweep.grown_on} answers.</p>",
+        f" {counted(found.sweep.judged_on, 'answer')}; trees were grown on"
+        f" {counted(found.sweep.grown_on, 'answer')}.</p>",
         "<h2>T(N)</h2>",
         _figure(pictures, "roofline", _roofline_caption(found)),
         _table("contexts", _context_rows(found)),
@@ -104,8 +106,8 @@ def _default_speed_up(found: Results) -> float:
 def _best_tree(found: Results) -> str:
     best = found.sweep.optimum
     told = (
-        f"Of {len(found.sweep.points)} trees, {best.tree.name} of {best.tree.nodes} nodes does best:"
-        f" {best.published.mean:.2f} tokens per round that takes {best.overhead.median:.2f} plain steps,"
+        f"Of {counted(len(found.sweep.points), 'tree')}, {best.tree.name} of {counted(best.tree.nodes, 'node')} does"
+        f" best: {best.published.mean:.2f} tokens per round that takes {best.overhead.median:.2f} plain steps,"
         f" {best.speed_up:.2f} ×."
     )
     return told if best.pays else f"{told} No tree pays here."

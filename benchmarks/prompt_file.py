@@ -79,9 +79,11 @@ def _read(path: Path, engine: Engine, *, fitting: bool = True) -> list[BenchProm
     if path.suffix.lower() == ".json":
         document = read_json(path, max_bytes=_MAX_BYTES, hint=_HINT)
         document = {UNSORTED: document} if isinstance(document, list) else document
-        if not isinstance(document, dict) or not all(isinstance(entries, list) for entries in document.values()):
-            raise UserError(f"{path}: {shown(document)} is not an object of lists", _HINT)
-        for category in document:
+        if not isinstance(document, dict):
+            raise UserError(f"{path}: is {shown(document)}, not a list of prompts or an object of such lists", _HINT)
+        for category, listed in document.items():
+            if not isinstance(listed, list):
+                raise UserError(f"{path}: category {shown(category)} is {shown(listed)}, not a list of prompts", _HINT)
             if category == TOGETHER or not category.isprintable():
                 raise UserError(f"{path}: a category is called {shown(category)}", "give it another name")
         entries = [(category, entry) for category, listed in document.items() for entry in listed]

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.tree import Tree, check_tree, load_tree
+from medusa_engine.runtime.tree import Tree, load_tree
 
 if TYPE_CHECKING:  # what loads ONNX Runtime is imported where it is needed
     from medusa_engine.runtime.engine import Engine
@@ -79,16 +80,11 @@ def named_trees(settings: BenchSettings, engine: Engine) -> list[Tree]:
     Raises:
         UserError: a file is no tree, or the engine cannot run it.
     """
-    limits = engine.limits
+    from medusa_engine.runtime.rounds import TreePlan
+
     found: list[Tree] = []
     for tree in (*engine.trees, *map(load_tree, settings.trees)):
-        check_tree(
-            tree,
-            heads=limits.heads,
-            topk=limits.topk,
-            max_tree_nodes=limits.max_tree_nodes,
-            lookup=limits.lookup,
-        )
+        TreePlan(tree, engine.limits)  # refuses what the engine cannot run
         if tree.paths in [known.paths for known in found]:
             continue
         same = sum(known.name == tree.name for known in found)
@@ -126,7 +122,8 @@ def contexts(settings: BenchSettings, engine: Engine, largest: int) -> tuple[int
     room = engine.limits.max_length - largest
     if room < 1:
         raise UserError(
-            f"a tree of {largest} nodes leaves no room in a cache of {engine.limits.max_length} tokens",
+            f"a tree of {counted(largest, 'node')} leaves no room in a cache of"
+            f" {counted(engine.limits.max_length, 'token')}",
             "measure smaller trees (--sweep), or export with a larger medusa-export --max-length",
         )
     if settings.contexts is None:
@@ -134,8 +131,8 @@ def contexts(settings: BenchSettings, engine: Engine, largest: int) -> tuple[int
     for tokens in settings.contexts:
         if not 1 <= tokens <= room:
             raise UserError(
-                f"--context {tokens}: 1 to {room} leave room for {largest} rows in a cache of"
-                f" {engine.limits.max_length} tokens",
+                f"--context {tokens}: 1 to {room} leave room for {counted(largest, 'row')} in a cache of"
+                f" {counted(engine.limits.max_length, 'token')}",
                 "give shorter ones, or export with a larger medusa-export --max-length",
             )
     return tuple(dict.fromkeys(settings.contexts))

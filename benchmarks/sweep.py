@@ -9,6 +9,7 @@ import numpy as np
 
 from medusa_engine.benchmarks.measure import Samples, interleaved, ratio_of
 from medusa_engine.benchmarks.passes import FixedContext
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.roofline import Measured, Published, pays, speed_up
@@ -135,7 +136,7 @@ def sweep(
     step, *rounds = interleaved(cases, unit="ms", samples=repeats, progress=progress).values()
     points = []
     for index, (tree, taken) in enumerate(zip(trees, rounds, strict=True)):
-        named_samples = Samples(f"{tree.name}, {tree.nodes} rows", "ms", taken.values)
+        named_samples = Samples(f"{tree.name}, {counted(tree.nodes, 'row')}", "ms", taken.values)
         overhead = ratio_of(f"{tree.name} / plain step", taken, step)
         points.append(SweepPoint(tree, index < len(nodes), named_samples, overhead, Published.of(replay(tree, judged))))
     return Sweep(context, step, points, len(learned), len(judged))

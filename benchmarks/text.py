@@ -12,6 +12,7 @@ from medusa_engine.benchmarks.prompt_file import TOGETHER
 from medusa_engine.benchmarks.stage_times import BETWEEN
 from medusa_engine.benchmarks.stages import STAGES
 from medusa_engine.runtime.comparison import proposes
+from medusa_engine.runtime.counted import counted
 
 SHOWN_RANKS = 6
 
@@ -37,9 +38,9 @@ def facts(found: Results) -> dict[str, str]:
     load = machine["load_average"]
     assert isinstance(load, tuple)
     return {
-        "engine": f"{found.manifest['name']}: {found.manifest['dtype']}, {limits['heads']} heads,"
-        f" {found.settings.threads} threads, loaded in {found.load_seconds:.1f} s",
-        "machine": f"{machine['processor']}, {machine['cores']} cores, {memory / (1 << 30):.0f} GiB,"
+        "engine": f"{found.manifest['name']}: {found.manifest['dtype']}, {counted(limits['heads'], 'head')},"
+        f" {counted(found.settings.threads, 'thread')}, loaded in {found.load_seconds:.1f} s",
+        "machine": f"{machine['processor']}, {counted(machine['cores'], 'core')}, {memory / (1 << 30):.0f} GiB,"
         f" load {load[0]:.1f}",
         "system": f"{machine['system']}, Python {machine['python']}",
         "versions": ", ".join(f"{name} {number}" for name, number in found.versions.items()),
@@ -52,15 +53,17 @@ def exactness(found: Results) -> str:
     ways = [way for way in found.answers.ways if way.kind != OTHER][1:]
     lines = []
     if found.exact:
-        lines.append(f"exact: each of {count} answers in {len(ways)} ways is token for token that of plain steps")
+        told = f"{counted(count, 'answer')} in {counted(len(ways), 'way')}"
+        lines.append(f"exact: each of {told} is token for token that of plain steps")
     for way in found.answers.ways[1:]:
         differing = found.answers.differing(way)
         if differing and way.kind == OTHER:
-            lines.append(f"{way.name}: {count - len(differing)} of {count} answers are those of plain steps")
+            lines.append(f"{way.name}: {count - len(differing)} of {counted(count, 'answer')} are those of plain steps")
         elif differing:
             prompt, token = differing[0]
+            others = f"{len(differing)} of {counted(count, 'answer')}"
             lines.append(
-                f"NOT EXACT: {way.name}: {len(differing)} of {count} answers are not those of plain steps; the first is"
+                f"NOT EXACT: {way.name}: {others} are not those of plain steps; the first is"
                 f" prompt {prompt + 1} from token {token + 1} on; medusa-verify tells whether that is a near-tie"
             )
     return "\n".join(lines)
@@ -154,7 +157,7 @@ def lookup_rows(found: Results) -> list[tuple[str, ...]]:
     depth = len(found.hits.lookup[0].right)
     rows = [("key", "found", *(f"depth {step}" for step in range(1, depth + 1)))]
     for key, share, right in found.hits.lookup:
-        name = "all" if key is None else f"{key or 'no'} token{'s' * (key != 1)}"
+        name = "all" if key is None else counted(key, "token") if key else "no tokens"
         rows.append((name, f"{share:.3f}", *(f"{rate:.3f}" for rate in right)))
     return rows
 
@@ -177,7 +180,7 @@ def _facts(found: Results) -> str:
 
 def _at_context(at: AtContext) -> str:
     speed = Samples("prefill", "tok/s", tuple(1000 * at.tokens / value for value in at.prefill.values))
-    lines = [f"context {at.tokens}: {len(at.step.values)} samples, median (minimum to maximum)"]
+    lines = [f"context {at.tokens}: {counted(len(at.step.values), 'sample')}, median (minimum to maximum)"]
     lines += [at.prefill.line(), speed.line(), at.step.line()]
     for samples in at.rounds.values():
         lines += [samples.line(), ratio_of(f"{samples.name} / plain step", samples, at.step).line()]
@@ -188,8 +191,8 @@ def _sweep(found: Results) -> str:
     swept = found.sweep
     title = (
         f"trees at context {swept.context}, plain step T(1) {swept.step.median:.2f} ms; a tree pays where"
-        f" E[G] > T(N)/T(1)\n  T(N) is timed; E[G] is counted by replaying {swept.judged_on} answers, trees were grown"
-        f" on {swept.grown_on} answers"
+        f" E[G] > T(N)/T(1)\n  T(N) is timed; E[G] is counted by replaying {counted(swept.judged_on, 'answer')}, trees"
+        f" were grown on {counted(swept.grown_on, 'answer')}"
     )
     return "\n".join([title, *table(sweep_rows(found))])
 
@@ -201,7 +204,8 @@ def _stages(found: Results) -> str:
 
 def _answers(found: Results) -> str:
     count = found.settings.max_new_tokens
-    title = f"answers to {len(found.answers.prompts)} prompts, at most {count} tokens each; time per round in the pNN"
+    asked = f"{counted(len(found.answers.prompts), 'prompt')}, at most {counted(count, 'token')} each"
+    title = f"answers to {asked}; time per round in the pNN"
     return "\n".join([title, *table(answer_rows(found), left=2)])
 
 

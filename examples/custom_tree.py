@@ -7,6 +7,7 @@ import sys
 from itertools import product
 
 from medusa_engine.runtime.engine import Engine
+from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.tree import Tree, parse_tree
 
 PROMPT = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return"
@@ -25,8 +26,11 @@ def main(engine: Engine) -> None:
     for tree, answer in answers.items():
         same = "the same answer" if answer.token_ids == answers[root].token_ids else "ANOTHER ANSWER"
         rate = answer.generated_tokens / answer.rounds
-        print(f"{tree.name:18} {tree.nodes} nodes, {rate:.2f} tokens per round, {same}")
+        print(f"{tree.name:18} {rate:.2f} tokens per round, {same}; {tree.sizes}")
 
 
 if __name__ == "__main__":
-    main(Engine.open(sys.argv[1] if len(sys.argv) > 1 else "engines/smollm2-135m"))
+    try:
+        main(Engine.open(sys.argv[1] if len(sys.argv) > 1 else "engines/smollm2-135m"))
+    except UserError as error:
+        sys.exit(str(error))

@@ -3,6 +3,7 @@
 The session keeps the keys and values of earlier turns, so that each turn runs only what is new.
 """
 
+import argparse
 import sys
 
 from medusa_engine.runtime.answer_options import Message
@@ -15,11 +16,7 @@ def main(engine: Engine, max_new_tokens: int) -> None:
     with engine.session() as session:
         for line in sys.stdin:
             messages.append({"role": "user", "content": line.rstrip("\n")})
-            try:
-                stream = session.stream(messages, max_new_tokens=max_new_tokens)
-            except UserError as error:  # for instance, a conversation that has outgrown the cache
-                print(f"{error.problem}: {error.hint}")
-                return
+            stream = session.stream(messages, max_new_tokens=max_new_tokens)
             for piece in stream:
                 print(piece.text, end="", flush=True)
             print()
@@ -29,5 +26,11 @@ def main(engine: Engine, max_new_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    engine = Engine.open(sys.argv[1] if len(sys.argv) > 1 else "engines/smollm2-135m")
-    main(engine, int(sys.argv[2]) if len(sys.argv) > 2 else 128)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("engine", nargs="?", default="engines/smollm2-135m")
+    parser.add_argument("tokens", nargs="?", type=int, default=128)
+    options = parser.parse_args()
+    try:
+        main(Engine.open(options.engine), options.tokens)
+    except UserError as error:  # for instance, a conversation that has outgrown the cache
+        sys.exit(str(error))

@@ -28,10 +28,13 @@ def step(command: Callable[[Sequence[str]], int], *arguments: str | Path) -> Non
 
 
 def main(model: str, folder: Path, tokens: str = "2000000") -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     prompts, calibration, tree = folder / "prompts.txt", folder / "calibration.json", folder / "tree.json"
     data, heads, engine = folder / "data", folder / "heads", folder / "engine"
-    prompts.write_text("\n".join(PROMPTS))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        prompts.write_text("\n".join(PROMPTS))
+    except OSError as error:
+        sys.exit(f"{folder}: cannot write there: {error.strerror}\ngive another folder")
     step(medusa_distill, "--model", model, "-o", data, "--owned-tokens", tokens)
     step(medusa_train, "--model", model, "--data", data, "-o", heads, "--heads", "3")
     step(medusa_export, "--model", model, "--heads", heads, "--tree", "8", "-o", engine, "--force")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from medusa_engine.exporter.build_settings import MOST_PREFILL_CHUNK, BuildSettings
 from medusa_engine.runtime.command_line import add_version, run_command
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.plan import ACCEPTANCES, FLAVORS
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _lines(report: BuildReport) -> list[tuple[str, str]]:
     return [
         ("library", f"{report.library}, compute capability {plan.compute_capability}"),
         ("graph", f"{plan.graph}, {plan.bundle.dtype}, {plan.acceptance}"),
-        ("profiles", f"{decode.name}: {decode.rows[0]} rows; {prefill.name}: 1 to {prefill.rows[2]} rows"),
+        ("profiles", f"{decode.name}: {counted(decode.rows[0], 'row')}; {prefill.name}: 1 to {prefill.rows[2]} rows"),
         ("compaction", compaction),
         ("attention", str(plan.builder["attention"])),
         ("parse", f"{report.parse_seconds:.1f} s"),

@@ -35,6 +35,7 @@ from medusa_engine.exporter.stage import stage
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.vocabulary import check_vocabulary
 from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
@@ -101,7 +102,10 @@ def export(settings: ExportSettings) -> Path:
             shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, exact=quantised, dtype=dtype)
             for name, tree in zip(tree_names(len(trees)), trees, strict=True):
                 _write_tree(folder / name, tree)
-        with stage(f"tracing {limits.layers} layers and {limits.heads} heads"), _traceable(source, architecture):
+        with (
+            stage(f"tracing {counted(limits.layers, 'layer')} and {counted(limits.heads, 'head')}"),
+            _traceable(source, architecture),
+        ):
             if shape.exact:
                 use_exact_attention(model)
             medusa_heads = MedusaHeads(heads, model.get_output_embeddings())
@@ -193,7 +197,7 @@ def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
     if max_length > positions:
         why = f"; past them its rope ({rope_type}) would rotate the keys in the cache anew" if rope_type else ""
         raise UserError(
-            f"--max-length {max_length} is beyond the {positions} positions of the model{why}",
+            f"--max-length {max_length} is beyond the {counted(positions, 'position')} of the model{why}",
             f"give at most {positions}",
         )
     if rope_type and settings.max_length is None and positions < min(DEFAULT_MAX_LENGTH, trained):
@@ -201,7 +205,7 @@ def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
     choices = config.vocab_size if heads.token_map is None else len(heads.token_map)
     if settings.topk > choices:
         raise UserError(
-            f"--top-k {settings.topk} is more than the {choices} tokens the heads choose from",
+            f"--top-k {settings.topk} is more than the {counted(choices, 'token')} the heads choose from",
             f"give at most {choices}",
         )
     lookup, sizes = settings.lookup_nodes(heads.heads), cache_sizes(model)

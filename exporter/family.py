@@ -10,6 +10,7 @@ import torch
 
 from medusa_engine.exporter.text_decoder import KINDS, text_decoder
 from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -116,7 +117,7 @@ def cache_sizes(model: Any) -> CacheSizes:
     kept = [(tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in cache.layers]
     layers = model.config.get_text_config().num_hidden_layers
     if len(kept) != layers:
-        raise UserError(f"{name}: {len(kept)} of {layers} layers keep keys and values of their own", _HINT)
+        raise UserError(f"{name}: {len(kept)} of {counted(layers, 'layer')} keep keys and values of their own", _HINT)
     sizes = sorted({shape for pair in kept for shape in pair})
     if len(sizes) > 1:
         raise UserError(f"{name}: keys and values have different shapes: {sizes[0]}, {sizes[1]}", _HINT)

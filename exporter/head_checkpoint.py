@@ -17,6 +17,7 @@ from medusa_engine.exporter.head_formats import HeadFormat, HeadNames, identify
 from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.exporter.tensor_file import TensorFiles
 from medusa_engine.exporter.weight_files import first_line, weight_files
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json, shown
 
@@ -212,7 +213,7 @@ class _Reader:
         name = self._names.residual.get((head, layer, kind))
         if name is None:
             expected = f"{self._names.format.residual.format(h=head, l=layer)}.{kind}"
-            counts = f"{self._names.heads} heads of {self._names.layers} layers"
+            counts = f"{counted(self._names.heads, 'head')} of {counted(self._names.layers, 'layer')}"
             raise UserError(f"{self._file}: {expected} is missing (the file has {counts})", _HINT)
         return self._shaped(name, shape)
 
@@ -245,7 +246,10 @@ class _Reader:
             raise UserError(f"{self._file}: {name} names a token twice", _HINT)
         if projection is not None and projection.shape[1] != len(token_map):
             rows = projection.shape[1]
-            raise UserError(f"{self._file}: {name} has {len(token_map)} tokens, the projection {rows} rows", _HINT)
+            raise UserError(
+                f"{self._file}: {name} has {counted(len(token_map), 'token')}, the projection {counted(rows, 'row')}",
+                _HINT,
+            )
 
     def _shaped(self, name: str, shape: tuple[int | None, ...]) -> torch.Tensor:
         tensor = self._floating(name)
@@ -288,5 +292,5 @@ def _notes(names: HeadNames, weights: HeadWeights, config: Mapping[str, Any], *,
     if weights.adapter:
         notes.append("trained with a LoRA adapter: not for the base model without it")
     if names.ignored:
-        notes.append(f"{len(names.ignored)} tensors are not needed, first {names.ignored[0]}")
+        notes.append(f"not needed: {counted(len(names.ignored), 'tensor')}, the first is {names.ignored[0]}")
     return notes

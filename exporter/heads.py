@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from medusa_engine.runtime.counted import counted
+
 Blocks = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -84,7 +86,7 @@ def untrained_heads(heads: int, hidden: int, *, layers: int = 1) -> HeadWeights:
         residual_bias=torch.zeros(heads, layers, hidden),
         projection=None,
         trained=False,
-        source=f"untrained ({heads} zero-initialised heads)",
+        source=f"untrained ({counted(heads, 'zero-initialised head')})",
     )
 
 

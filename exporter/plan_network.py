@@ -13,6 +13,7 @@ from medusa_engine.exporter.build_log import Messages, essence, logger, native_w
 from medusa_engine.exporter.builder_library import Library
 from medusa_engine.exporter.plan_io import differences
 from medusa_engine.plugins.compact_append_kv.tensorrt_plugin import plugin_layers
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.plan import Tensor
 
@@ -131,7 +132,7 @@ def check_compaction(network: Network, path: Path, *, expected: int) -> None:
     found = plugin_layers(network.library.module, network.definition)
     if found != expected:
         raise UserError(
-            f"{path}: {found} layers use the compaction plugin, not {expected}",
+            f"{path}: the compaction plugin is used by {counted(found, 'layer')}, not by {expected}",
             "build with --no-plugin" if expected else "build in a process that has not registered the plugin",
         )
 

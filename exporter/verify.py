@@ -18,6 +18,7 @@ from medusa_engine.exporter.verify_passes import LogitsBackend, Pass, run_passes
 from medusa_engine.exporter.verify_prompts import Prompt, read_prompts
 from medusa_engine.exporter.verify_reference import Reference
 from medusa_engine.exporter.verify_settings import VerifySettings, default_tolerance
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Manifest, file_sha256
@@ -239,7 +240,7 @@ def _run(
             rounds=settings.rounds,
             observe=observe,
         )
-        done = f"{len(subject.published[-1])} rounds, {len(answer)} tokens"
+        done = f"{counted(len(subject.published[-1]), 'round')}, {counted(len(answer), 'token')}"
         report(f"{subject.name}: prompt {number}/{len(prompts)}, {done}")
 
 
@@ -274,7 +275,7 @@ def _heads(settings: VerifySettings, source: checkpoint.Source, engine: Engine, 
     heads = load_heads(path, hidden=config.hidden_size, vocab_size=config.vocab_size)
     if heads.heads != engine.limits.heads:
         raise UserError(
-            f"{path}: has {heads.heads} heads, but {engine.manifest.name} has {engine.limits.heads}",
+            f"{path}: has {counted(heads.heads, 'head')}, but {engine.manifest.name} has {engine.limits.heads}",
             "give the heads that the engine was exported with",
         )
     return heads

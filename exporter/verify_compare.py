@@ -19,6 +19,7 @@ from medusa_engine.exporter.verify_difference import Compared, Difference
 from medusa_engine.exporter.verify_passes import Pass, path_of
 from medusa_engine.exporter.verify_reference import Reference, Rows
 from medusa_engine.runtime.accept import accept_greedy
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.manifest import Limits
 
@@ -112,8 +113,8 @@ class _Judged:
         reason = ""
         if not 1 <= len(path) <= min(self._room, len(seen.tokens)) or seen.published.past_length != self._held:
             reason = (
-                f"{len(path)} tokens are published behind {seen.published.past_length} committed rows;"
-                f" {self._held} tokens came before, and {self._room} have room"
+                f"{counted(len(path), 'token')} published behind {seen.published.past_length} in the cache;"
+                f" {counted(self._held, 'token')} came before, and there is room for {self._room}"
             )
         elif not any(path == entry[: len(path)].tolist() for entry in seen.tree.retrieve_indices):
             reason = f"the accepted rows {path} are no path of the tree"
@@ -139,8 +140,8 @@ class _Judged:
             return []
         row, accepted = path[-1], int(expected.path_rows[len(path)])
         reason = (
-            f"{len(path)} tokens were published instead of {expected.published_count}: row {accepted} carries the token"
-            f" {chosen[row]} that is chosen behind row {row}"
+            f"{counted(len(path), 'token')} published instead of {expected.published_count}: row {accepted} carries the"
+            f" token {chosen[row]} that is chosen behind row {row}"
         )
         return [self._difference("acceptance", row, reason)]
 
@@ -155,7 +156,7 @@ class _Judged:
                 name = f"{kind}.{layer}"
                 values = expected[name]
                 if values.shape[2] != len(rows) or rows.max() >= self._limits.cache_rows:
-                    reason = f"the cache holds {len(rows)} rows for {values.shape[2]} tokens"
+                    reason = f"the cache holds {counted(len(rows), 'row')} for {counted(values.shape[2], 'token')}"
                     return most, self._difference("cache", 0, reason)
                 got = seen.cache[name][:, :, rows].astype(np.float32)
                 scale = max(float(np.abs(values).max()), 1e-9)
@@ -173,7 +174,7 @@ class _Judged:
         pending = token - self._seen.published.past_length
         reason = (
             f"{kind} of layer {layer} in cache row {int(rows[token])}, of token {token}, is off by {error:.1e} of the"
-            f" layer's largest; wrong: {_listed(wrong)} of {len(rows)} tokens"
+            f" layer's largest; wrong: {_listed(wrong)} of {counted(len(rows), 'token')}"
         )
         row = int(self._seen.pending_rows[pending]) if pending >= 0 else 0
         return self._difference("cache", row, reason, position=token)

@@ -15,6 +15,7 @@ from medusa_engine.exporter.verify_report import (
     verdict_of,
     versions,
 )
+from medusa_engine.runtime.counted import counted
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -30,7 +31,7 @@ _VERDICTS = {"same": "The same, token for token", "near-ties": "The same up to n
 def page(found: Verification) -> str:
     """The whole document."""
     facts = {
-        "checkpoint": f"{found.model}, {found.layers} layers",
+        "checkpoint": f"{found.model}, {counted(found.layers, 'layer')}",
         "engine": f"{found.engine}, {found.dtype}",
         "tolerance": f"{found.tolerance:.0e} of a row's largest logit",
         "versions": ", ".join(f"{tool} {number}" for tool, number in versions().items()),

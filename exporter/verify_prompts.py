@@ -43,8 +43,11 @@ def read_prompts(path: Path | None, engine: Engine, *, chat: bool) -> list[Promp
         chat: apply the chat template to texts; of a JSON file, an object's own `chat` says so as well.
 
     Raises:
-        UserError: the file cannot be read or holds no prompts, or one of them cannot be encoded or leaves no room.
+        UserError: the file cannot be read or holds no prompts, or one of them cannot be encoded or leaves no room;
+            `chat` for an engine without tokenizer, which has no texts.
     """
+    if chat and engine.tokenizer is None:
+        raise UserError("--chat is given, but the engine has no tokenizer", "leave it out: prompts are token ids")
     if path is None:
         return _own_prompts(engine, chat=chat)
     if path.suffix.lower() == ".json":
@@ -77,6 +80,7 @@ def _prompt(entry: Any, where: str, engine: Engine, *, chat: bool) -> Prompt:
         chat = chat or bool(entry.get("chat"))
         kinds = [kind for kind in ("text", "input_ids", "messages") if kind in entry]
         if len(kinds) != 1:
-            raise UserError(f"{where}: {shown(entry)} has not one of the three", _HINT)
+            found = " and ".join(kinds) or "other keys"
+            raise UserError(f"{where}: an object with {found}, not with one of text, input_ids and messages", _HINT)
         entry = entry[kinds[0]]
     return Prompt(*encode_entry(entry, where, engine, chat=chat, answer_tokens=1, hint=_HINT))

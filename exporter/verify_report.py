@@ -11,6 +11,7 @@ from typing import Any
 
 from medusa_engine.exporter.verify import Subject, Verification
 from medusa_engine.exporter.verify_difference import Difference
+from medusa_engine.runtime.counted import counted
 
 TOOLS = ("medusa-engine", "onnxruntime", "torch", "transformers")
 
@@ -63,7 +64,7 @@ def document(found: Verification) -> dict[str, Any]:
 def text(found: Verification) -> str:
     """A few lines for each subject; of a divergence, where it is and what both say."""
     lines = [
-        f"checkpoint   {found.model}: {found.layers} layers",
+        f"checkpoint   {found.model}: {counted(found.layers, 'layer')}",
         f"engine       {found.engine}: {found.dtype}",
         f"tolerance    {found.tolerance:.0e} of a row's largest logit",
     ]
@@ -84,11 +85,11 @@ def headline(found: Verification, subject: Subject) -> str:
     """How much was compared, and how it ended."""
     ends = {
         "fault": f"FAULT on {len(subject.faults)} of the prompts",
-        "near-ties": f"the same up to {len(subject.near_ties)} near-ties",
+        "near-ties": f"the same up to {counted(len(subject.near_ties), 'near-tie')}",
         "same": "the same, token for token",
     }
     rounds = sum(map(len, subject.published))
-    return f"{len(found.prompts)} prompts, {rounds} rounds; {ends[verdict_of(subject)]}"
+    return f"{counted(len(found.prompts), 'prompt')}, {counted(rounds, 'round')}; {ends[verdict_of(subject)]}"
 
 
 def figures(found: Verification, subject: Subject) -> dict[str, str]:
@@ -97,15 +98,17 @@ def figures(found: Verification, subject: Subject) -> dict[str, str]:
     named = {"logits": "not given by this engine: its choices are compared"}
     if subject.absolute is not None and subject.relative is not None:
         named["logits"] = (
-            f"{subject.rows} rows, largest error {subject.absolute:.1e}, relative {subject.relative:.1e}:"
-            f" {per_layer(found, subject):.1e} for each of {found.layers} layers"
+            f"{counted(subject.rows, 'row')}, largest error {subject.absolute:.1e}, relative {subject.relative:.1e}:"
+            f" {per_layer(found, subject):.1e} for each of {counted(found.layers, 'layer')}"
         )
     named["cache"] = f"largest relative error {subject.cache:.1e}"
     if rounds:
         counts = ", ".join(f"{many} x {count}" for count, many in sorted(Counter(rounds).items()))
         named["tokens"] = f"{sum(rounds)}, {sum(rounds) / len(rounds):.2f} per round ({counts})"
     if found.drafts_compared and subject.draft_near_ties:
-        named["drafts"] = f"{subject.draft_near_ties} are others at near-ties of the heads, which no answer depends on"
+        named["drafts"] = (
+            f"others at {counted(subject.draft_near_ties, 'near-tie')} of the heads, which no answer depends on"
+        )
     return named
 
 

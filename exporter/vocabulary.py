@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import shown
 
@@ -19,7 +20,7 @@ def check_vocabulary(path: Path, tokenizer: Any, vocab_size: int) -> None:
     if outside:
         first = min(outside)
         raise UserError(
-            f"{path}: the tokenizer has {len(outside)} tokens that the model of {vocab_size} tokens lacks, "
-            f"the first is {shown(outside[first])} ({first})",
+            f"{path}: the tokenizer has {counted(len(outside), 'token')} that the model's vocabulary of {vocab_size}"
+            f" lacks, the first is {shown(outside[first])} ({first})",
             "give the tokenizer of this model, or add rows for these tokens to its embeddings",
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.file_place import check_inside
 from medusa_engine.runtime.manifest import EXPORT_HINT, Manifest, file_sha256
@@ -48,6 +49,6 @@ def verify_file(
         raise UserError(f"cannot read the file: {error.strerror or error}", "check the file", file=path) from error
     if size != facts["bytes"]:
         state = "cut short" if size < facts["bytes"] else "too long"
-        raise UserError(f"{state}: {size} bytes instead of {facts['bytes']}", hint, file=path)
+        raise UserError(f"{state}: {counted(size, 'byte')} instead of {facts['bytes']}", hint, file=path)
     if sha256 not in (None, facts["sha256"]):
         raise UserError(f"changed since {made} (its sha256 differs)", hint, file=path)

@@ -36,8 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--engine", required=True, type=Path, help="bundle folder of medusa-export, or NAME.plan of medusa-build"
     )
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", help="prompt text (without any prompt option: standard input)")
-    prompt.add_argument("--prompt-file", type=Path, help="file that holds the prompt, UTF-8")
+    prompt.add_argument("--prompt", help="prompt text (without any prompt option: standard input, as from a file)")
+    prompt.add_argument(
+        "--prompt-file", type=Path, help="file that holds the prompt, UTF-8; one newline at its end is dropped"
+    )
     prompt.add_argument("--prompt-ids", help="prompt as token ids: 1,2,3")
     parser.add_argument(
         "--chat",
@@ -91,6 +93,8 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError("--compare and --no-speculation are given together", "drop --no-speculation to compare")
     if options.compare and options.deadline_ms is not None:
         raise UserError("--compare and --deadline-ms are given together", "drop one: plain decoding takes longer")
+    if options.compare and options.max_new_tokens == 0:
+        raise UserError("--compare and --max-new-tokens 0 are given together", "ask for 1 token or more to compare")
     if options.deadline_ms is not None and not options.deadline_ms / 1000 > 0:  # NaN is not
         raise WrongValueError("deadline_ms", shown(options.deadline_ms), "give a time above 0")
     if options.tree and options.no_speculation:
@@ -133,7 +137,7 @@ def _prompt(options: argparse.Namespace) -> str | list[int]:
     if options.prompt_file is not None:
         from medusa_engine.runtime.text import read_prompt_file
 
-        return read_prompt_file(options.prompt_file)
+        return _without_last_newline(read_prompt_file(options.prompt_file))
     if options.prompt is not None:
         return str(options.prompt)
     hint = "give the prompt as UTF-8 text, or with --prompt or --prompt-file"
@@ -142,11 +146,16 @@ def _prompt(options: argparse.Namespace) -> str | list[int]:
     if sys.stdin.isatty():
         print("the prompt, ended with Ctrl-D:", file=sys.stderr)
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return _without_last_newline(sys.stdin.buffer.read().decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: byte {error.start} is not UTF-8 text", hint) from error
     except OSError as error:
         raise UserError(f"standard input: cannot read it: {error.strerror or error}", hint) from error
+
+
+def _without_last_newline(text: str) -> str:
+    """The text without the newline that editors and `echo` put behind it, as llama.cpp reads prompts."""
+    return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
 
 
 def _parse_ids(text: str) -> list[int]:
@@ -174,6 +183,8 @@ def _answer(
     from medusa_engine.runtime.comparison import compare, document, same, table
     from medusa_engine.runtime.stats import statistics
 
+    if options.compare and len(prompt_ids) == engine.limits.max_length:
+        raise UserError("the prompt fills the cache: there is no answer to compare", "give a shorter prompt")
     asked: AnswerOptions = {
         "prompt_ids": prompt_ids,
         "max_new_tokens": options.max_new_tokens,

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from medusa_engine.runtime.answer_options import AnswerOptions
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.generation import Generation
-from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree import ADAPTIVE_NAME, PLAIN_NAME, Tree
 
-ADAPTIVE = "adaptive"
 _HEADING = ("way", "proposes", "tokens/s", "x plain", "tokens/round", "same ids")
 
 
@@ -27,8 +26,7 @@ class Written(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        seconds = self.generation.timings.decode
-        return self.generation.generated_tokens / seconds if seconds else 0.0
+        return self.generation.generated_tokens / self.generation.timings.decode
 
 
 def compare(engine: Engine, asked: AnswerOptions, generation: Generation) -> list[Written]:
@@ -36,20 +34,20 @@ def compare(engine: Engine, asked: AnswerOptions, generation: Generation) -> lis
 
     Args:
         asked: what the answer was asked with.
-        generation: the answer, which becomes the last way.
+        generation: the answer, of at least one token, which becomes the last way.
 
     Raises:
         UserError: as of an answer.
     """
     fixed = asked["tree"] or (None if asked["adaptive"] else engine.tree)
     plainly: AnswerOptions = {**asked, "speculation": False, "tree": None}
-    written = [Written("plain", "", engine.generate(**plainly))]
+    written = [Written(PLAIN_NAME, "", engine.generate(**plainly))]
     if fixed is not None:
         return [*written, Written(fixed.name, proposes(fixed), generation)]
     for tree in engine.trees:
         always: AnswerOptions = {**asked, "tree": tree}
         written.append(Written(tree.name, proposes(tree), engine.generate(**always)))
-    return [*written, Written(ADAPTIVE, "what is fastest", generation)]
+    return [*written, Written(ADAPTIVE_NAME, "what is fastest", generation)]
 
 
 def proposes(tree: Tree) -> str:
@@ -68,10 +66,9 @@ def table(written: list[Written]) -> str:
     rows = [_HEADING]
     for each in written:
         done, speed = each.generation, each.tokens_per_second
-        ratio = f"{speed / plain.tokens_per_second:.2f}" if plain.tokens_per_second else "-"
-        per_round = f"{done.generated_tokens / done.rounds:.2f}" if done.rounds else "-"
+        ratio, per_round = speed / plain.tokens_per_second, done.generated_tokens / done.rounds
         same_ids = "yes" if done.token_ids == plain.generation.token_ids else "NO"
-        rows.append((each.way, each.proposes, f"{speed:.1f}" if speed else "-", ratio, per_round, same_ids))
+        rows.append((each.way, each.proposes, f"{speed:.1f}", f"{ratio:.2f}", f"{per_round:.2f}", same_ids))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "   ".join(

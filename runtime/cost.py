@@ -16,10 +16,10 @@ from typing import Any
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Manifest
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL
-from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree import PLAIN_NAME, Tree
 
 PARTS = ("top-k", "backbone", "LM", "heads", "path", "posterior", "commit")
-ROOT = Tree((), "plain")
+ROOT = Tree((), PLAIN_NAME)
 
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _TOKEN_BYTES = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from medusa_engine.runtime.cost import PARTS, HeadWork, Ledger
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.roofline import Machine, Measured, Modelled, ledger_seconds, part_seconds
 
 _NONE = "-"
@@ -40,7 +41,7 @@ def ledger_table(
     rows.append(("round", *_counts(ledger.flops, weights, values), _time(modelled), _time(measured.get("round"))))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     table = [_line(row, widths) for row in rows]
-    title = f"{ledger.tree}: {ledger.rows} rows behind {ledger.context} in the cache, counted"
+    title = f"{ledger.tree}: {counted(ledger.rows, 'row')} behind {ledger.context} in the cache, counted"
     return "\n".join([title, *table, "", *_facts(ledger)])
 
 

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.listed_files import check_plain_name, listed_files
 from medusa_engine.runtime.policy import GREEDY, POLICIES, TYPICAL, graph_variant
 from medusa_engine.runtime.strict_json import read_json, shown, stated
 
@@ -37,7 +39,6 @@ LARGEST_LIMIT = 1 << 31  # every size is below
 MAX_MANIFEST_BYTES = 1 << 20
 _MOST_CACHE_ELEMENTS = 1 << 44  # no machine has more
 _MOST_LAYERS = 1 << 14
-_LONGEST_NAME = 100
 _FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
 EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 
@@ -204,7 +205,7 @@ def parse_manifest(document: object, path: Path | str) -> Manifest:
     penalty = field_of("repetition_penalty", bool)
     names = graph_names(policies, repetition_penalty=penalty, target=target)
     graphs = _graphs(field_of("graphs", dict), names, path)
-    files = listed_files(field_of("files", dict), path)
+    files = listed_files(field_of("files", dict), path, EXPORT_HINT)
     trees = _trees(field_of("trees", list), path)
     for name in (*graphs.values(), WEIGHTS_NAME, *trees, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
@@ -262,7 +263,8 @@ def _limits(values: Mapping[str, Any], target: str, path: Path | str) -> Limits:
         )
     if limits.layers > _MOST_LAYERS or limits.cache_elements > _MOST_CACHE_ELEMENTS:
         raise UserError(
-            f'{path}: "limits" ask for a cache of {limits.layers} layers, {limits.cache_elements} numbers', EXPORT_HINT
+            f'{path}: "limits" ask for a cache of {counted(limits.layers, "layer")}, {limits.cache_elements} numbers',
+            EXPORT_HINT,
         )
     return limits
 
@@ -284,25 +286,8 @@ def _graphs(values: Mapping[str, Any], names: Iterable[str], path: Path | str) -
     for name in names:
         if not isinstance(values.get(name), str):
             raise UserError(f'{path}: "graphs.{name}" {stated(values, name)}', EXPORT_HINT)
-        _check_plain_name(values[name], path)
+        check_plain_name(values[name], path, EXPORT_HINT)
         if not values[name].endswith(GRAPH_SUFFIX):  # ONNX Runtime goes by the ending, and reads other formats too
             raise UserError(f'{path}: "graphs.{name}" is {shown(values[name])}, no {GRAPH_SUFFIX} file', EXPORT_HINT)
         graphs[name] = values[name]
     return graphs
-
-
-def listed_files(values: Mapping[str, Any], path: Path | str) -> dict[str, Mapping[str, Any]]:
-    """Check `files` of a manifest or sidecar: plain names, each with its size in bytes and its sha256."""
-    for name, facts in values.items():
-        _check_plain_name(name, path)
-        if not isinstance(facts, dict) or type(facts.get("bytes")) is not int:
-            raise UserError(f'{path}: "files.{name}" does not give the size in bytes', EXPORT_HINT)
-        if not isinstance(facts.get("sha256"), str):
-            raise UserError(f'{path}: "files.{name}" does not give the sha256', EXPORT_HINT)
-    return dict(values)
-
-
-def _check_plain_name(name: str, path: Path | str) -> None:
-    # Names that are too long for the system are errors of every call.
-    if name in ("", ".", "..") or len(name) > _LONGEST_NAME or any(character in name for character in "/\\\0"):
-        raise UserError(f"{path}: {shown(name)} is not the plain name of a file in the bundle", EXPORT_HINT)

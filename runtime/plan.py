@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from medusa_engine.runtime.bundle_files import verify_file
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.listed_files import listed_files
 from medusa_engine.runtime.manifest import (
     GENERATION_NAME,
     Manifest,
     document_sha256,
     graph_name,
-    listed_files,
     parse_manifest,
 )
 from medusa_engine.runtime.policy import GREEDY, POLICIES, REJECTION
@@ -215,7 +216,7 @@ def _parse_plan(document: object, path: Path, hint: str) -> Plan:
     if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", capability):
         raise refuse("compute_capability", stated(document, "compute_capability"))
     bundle = parse_manifest(field_of("bundle", dict), f"{path}: bundle")
-    files = listed_files(field_of("files", dict), path)
+    files = listed_files(field_of("files", dict), path, hint)
     for name in (*bundle.trees, GENERATION_NAME):
         if name not in files:  # it would be used without having been verified
             raise UserError(f'{path}: "files" does not list {shown(name)}', hint)
@@ -234,7 +235,7 @@ def _parse_plan(document: object, path: Path, hint: str) -> Plan:
         compaction=one_of("compaction", COMPACTIONS),
         builder=builder,
         io=tuple(_tensor(value, refuse) for value in field_of("io", list)),
-        plan=listed_files({"plan": field_of("plan", dict)}, path)["plan"],
+        plan=listed_files({"plan": field_of("plan", dict)}, path, hint)["plan"],
         files=files,
     )
 
@@ -255,7 +256,7 @@ def _profiles(values: list[Any], bundle: Manifest, refuse: Callable[[str, str], 
     nodes = bundle.limits.max_tree_nodes
     decode, prefill = profiles
     if decode.rows[2] != nodes or decode.logit_rows[2] != nodes:
-        raise refuse("profiles.decode.rows", f"do not end at the {nodes} nodes of the bundle")
+        raise refuse("profiles.decode.rows", f"do not end at the {counted(nodes, 'node')} of the bundle")
     if prefill.rows[0] != 1 or prefill.logit_rows[0] != 1:
         raise refuse("profiles.prefill.rows", "do not begin at 1")
     return tuple(profiles)

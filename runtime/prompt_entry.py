@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import shown
 
@@ -29,7 +30,8 @@ def encode_entry(
     """
     messages = isinstance(entry, list) and any(isinstance(part, dict) for part in entry)
     if engine.tokenizer is None and (isinstance(entry, str) or messages):
-        raise UserError(f"{where}: is a text, but the engine has no tokenizer", "give lists of token ids")
+        what = "a conversation" if messages else "a text"
+        raise UserError(f"{where}: is {what}, but the engine has no tokenizer", "give lists of token ids")
     if isinstance(entry, str):
         name, ids = entry, engine.encode([{"role": "user", "content": entry}] if chat else entry)
     elif isinstance(entry, list) and entry and all(type(token) is int for token in entry):
@@ -39,16 +41,27 @@ def encode_entry(
     elif isinstance(entry, list) and entry and all(_is_message(message) for message in entry):
         name, ids = entry[-1]["content"], engine.encode(entry)
     else:
-        raise UserError(f"{where}: {shown(entry)} is no prompt", hint)
+        raise UserError(f"{where}: is {_found(entry)}, not a text, a list of token ids or a list of messages", hint)
     if answer_tokens is None:
         return " ".join(name.split()), ids
     most = engine.limits.max_length - answer_tokens
     if not 0 < len(ids) <= most:
         raise UserError(
-            f"{where}: has {len(ids)} tokens; 1 to {most} leave room for an answer",
+            f"{where}: has {counted(len(ids), 'token')}; 1 to {most} leave room for an answer",
             "shorten the prompt, or export with a larger medusa-export --max-length",
         )
     return " ".join(name.split()), ids
+
+
+def _found(entry: Any) -> str:
+    """What stands in the place of a prompt, by the first part that is wrong."""
+    if not isinstance(entry, list):
+        return shown(entry)
+    if not any(isinstance(part, dict) for part in entry):
+        return next((f"a list with {shown(part)} in it" for part in entry if type(part) is not int), "an empty list")
+    number, part = next((number, part) for number, part in enumerate(entry, 1) if not _is_message(part))
+    what = "a message without texts as role and content" if isinstance(part, dict) else shown(part)
+    return f"a list with {what} as its entry {number}"
 
 
 def _is_message(entry: Any) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from medusa_engine.runtime.cost import Ledger, ModelFacts, Part, round_ledger, step_ledger
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.tree import Tree
 
 
@@ -73,7 +74,7 @@ def roofline(facts: ModelFacts, machine: Machine, *, context: int, nodes: Iterab
     for count in nodes:
         if count < 1:
             raise ValueError(f"a round of {count} rows")
-        tree = Tree(tuple((rank,) for rank in range(count - 1)), f"{count} rows")
+        tree = Tree(tuple((rank,) for rank in range(count - 1)), counted(count, "row"))
         times[count] = ledger_seconds(round_ledger(facts, tree, context=context), machine)
     return times
 

@@ -10,14 +10,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from medusa_engine.runtime.backend import DecodeState
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.strict_json import shown
-from medusa_engine.runtime.tree import Tree, check_tree
+from medusa_engine.runtime.tree import PLAIN_NAME, Tree, check_tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
 
 CHUNK_ROWS = 256  # prompt tokens per prefill pass
-PLAIN = Tree((), "plain")  # the root alone: one token per pass
+PLAIN = Tree((), PLAIN_NAME)  # the root alone: one token per pass
 
 
 class Round(NamedTuple):
@@ -278,7 +279,7 @@ def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
         raise UserError("the prompt is empty: it has no tokens", "give at least one token of prompt")
     if len(prompt_ids) > limits.max_length:
         raise UserError(
-            f"the prompt has {len(prompt_ids)} tokens, but the cache holds {limits.max_length}",
+            f"the prompt has {counted(len(prompt_ids), 'token')}, but the cache holds {limits.max_length}",
             "shorten the prompt, or export with a larger medusa-export --max-length",
         )
     for token in prompt_ids:
@@ -286,6 +287,6 @@ def _check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
             raise UserError(f"prompt token {shown(token)} is no token id", "give whole numbers")
         if not 0 <= token < limits.vocab_size:
             raise UserError(
-                f"prompt token {shown(token)} is outside the vocabulary of {limits.vocab_size} tokens",
+                f"prompt token {shown(token)} is outside the vocabulary of {counted(limits.vocab_size, 'token')}",
                 f"give ids from 0 to {limits.vocab_size - 1}",
             )

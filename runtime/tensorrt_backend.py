@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from medusa_engine.runtime.backend import Published, SessionState
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.cuda import Cuda, open_cuda
 from medusa_engine.runtime.device_state import RING_SLOTS, DeviceState, Result
 from medusa_engine.runtime.errors import UserError
@@ -110,7 +111,7 @@ class TensorRtState:
         ids = np.full(self._device.size("stop_ids"), -1)
         if len(stop_ids) > len(ids):
             raise UserError(
-                f"{self._path}: {len(stop_ids)} stop tokens, but the plan has room for {len(ids)}",
+                f"{self._path}: {counted(len(stop_ids), 'stop token')}, but the plan has room for {len(ids)}",
                 "give fewer, or build a plan of a model with as many",
             )
         ids[: len(stop_ids)] = sorted(stop_ids)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json, shown
 
@@ -22,7 +23,7 @@ RANK_LIMIT = 1 << 31
 LOOKUP = RANK_LIMIT  # stands in a path where others have a rank, and sorts behind them all
 LOOKUP_TEXT = "L"  # in files
 MOST_LOOKUP = 64  # that an engine offers
-RESERVED_NAMES = ("plain", "adaptive")  # of what stands beside trees in tables
+PLAIN_NAME, ADAPTIVE_NAME = RESERVED_NAMES = ("plain", "adaptive")  # ways to decode, beside trees in tables
 METADATA_KEYS = ("description", "source", "heads", "topk", "probabilities", "metadata")
 ACCEPTED_KEYS = ("paths", "name", *METADATA_KEYS)
 
@@ -94,7 +95,7 @@ class Tree:
     def sizes(self) -> str:
         """For people: `6 nodes, 2 heads, 3 lookup nodes`."""
         parts = [(self.nodes, "node", True), (self.heads, "head", not self.lookup), (self.lookup, "lookup node", False)]
-        return ", ".join(f"{count} {what}{'s' * (count != 1)}" for count, what, always in parts if count or always)
+        return ", ".join(counted(count, what) for count, what, always in parts if count or always)
 
     def shrunk(self, rows: int) -> Tree:
         """The tree of the first `rows` packed rows, prefix-closed because shorter paths come first.
@@ -230,14 +231,14 @@ def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int, lookup
     """
     if tree.heads > heads:
         raise UserError(
-            f"tree {tree.name} has depth {tree.heads}, but the engine has {heads} heads",
-            f"use a tree whose paths have at most {heads} ranks, or export a checkpoint with "
-            f"{tree.heads} heads (medusa-export --heads or --untrained-heads)",
+            f"tree {tree.name} has depth {tree.heads}, but the engine has {counted(heads, 'head')}",
+            f"use a tree whose paths have at most {counted(heads, 'rank')}, or export a checkpoint with "
+            f"{counted(tree.heads, 'head')} (medusa-export --heads or --untrained-heads)",
         )
     if tree.lookup > lookup:
         offered = f"offers {lookup}" if lookup else "was exported without lookup"
         raise UserError(
-            f"tree {tree.name} has {tree.lookup} lookup nodes, but the engine {offered}",
+            f"tree {tree.name} has {counted(tree.lookup, 'lookup node')}, but the engine {offered}",
             f"use a tree with fewer, or export with medusa-export --lookup-depth {tree.lookup}"
             if tree.lookup <= MOST_LOOKUP
             else f"use a tree with fewer: engines offer at most {MOST_LOOKUP}",
@@ -249,7 +250,7 @@ def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int, lookup
         )
     if tree.nodes > max_tree_nodes:
         raise UserError(
-            f"tree {tree.name} has {tree.nodes} nodes with the root, but the engine allows {max_tree_nodes}",
+            f"tree {tree.name} has {counted(tree.nodes, 'node')} with the root, but the engine allows {max_tree_nodes}",
             f"use a smaller tree, or export with medusa-export --max-tree-nodes {tree.nodes}",
         )
 
@@ -293,4 +294,4 @@ def _check_prefixes(paths: Iterable[TreePath], source: str) -> None:
 
 def _path_text(path: TreePath) -> str:
     ranks = ", ".join(shown(LOOKUP_TEXT if rank == LOOKUP else rank) for rank in path[:_SHOWN_RANKS])
-    return f"[{ranks}]" if len(path) <= _SHOWN_RANKS else f"[{ranks}, … {len(path)} ranks]"
+    return f"[{ranks}]" if len(path) <= _SHOWN_RANKS else f"[{ranks}, … {counted(len(path), 'rank')}]"

@@ -104,6 +104,8 @@ def _texts(node: ast.expr, assigned: Assigned) -> list[str]:
             return [first + second for first in _texts(left, assigned) for second in _texts(right, assigned)]
         case ast.IfExp(body=body, orelse=orelse):
             return [*_texts(body, assigned), *_texts(orelse, assigned)]
+        case ast.Call(func=ast.Name(id="counted"), args=[_, ast.Constant(value=str(noun))]):
+            return [f"{VALUE} {noun}s"]
         case ast.Name(id=name) if name in assigned:
             others = {other: values for other, values in assigned.items() if other != name}
             return [text for value in assigned[name] for text in _texts(value, others)]

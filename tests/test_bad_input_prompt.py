@@ -101,6 +101,35 @@ def test_empty_prompt(
     commands.run_refuses("--engine", plain_bundle, *options, *plain, named=["prompt is empty"])
 
 
+@pytest.mark.parametrize(
+    ("given", "prompt"),
+    [
+        ("hello\n", "hello"),
+        ("hello\r\n", "hello"),
+        ("hello\n\n", "hello\n"),
+        ("hello\r", "hello\r"),
+        ("a\nb ", "a\nb "),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "input"])
+def test_one_newline_behind_a_prompt_does_not_belong_to_it(
+    given: str,
+    prompt: str,
+    source: str,
+    plain_bundle: Path,
+    tmp_path: Path,
+    commands: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask = ("--engine", plain_bundle, "--max-new-tokens", "0", "--json")
+    expected = json.loads(commands.run(*ask, "--prompt", prompt))["prompt_tokens"]
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(given.encode())
+    give_input(monkeypatch, given.encode())
+    options = ("--prompt-file", file) if source == "file" else ()
+    assert json.loads(commands.run(*ask, *options))["prompt_tokens"] == expected
+
+
 def test_empty_prompt_starts_from_bos_where_the_tokenizer_adds_it(chat_bundle: Path, commands: Commands) -> None:
     answer = json.loads(commands.run("--engine", chat_bundle, "--prompt", "", "--max-new-tokens", "2", "--json"))
     assert answer["prompt_tokens"] == 1
@@ -164,8 +193,9 @@ def test_chat_that_the_template_refuses(chat_bundle: Path, commands: Commands) -
         (("--tree", "tree.json", "--no-speculation"), ("--tree", "--no-speculation")),
         (("--chat",), ("--chat", "--prompt-ids")),
         (("--compare", "--no-speculation"), ("--compare", "--no-speculation")),
+        (("--compare", "--max-new-tokens", "0"), ("--compare", "--max-new-tokens 0")),
     ],
-    ids=["tokens", "threads", "too many threads", "deadline", "top-p", "system", "tree", "chat", "compare"],
+    ids=["tokens", "threads", "too many threads", "deadline", "top-p", "system", "tree", "chat", "compare", "nothing"],
 )
 def test_option_that_makes_no_sense(
     options: tuple[str, ...], named: tuple[str, ...], ids_bundle: Path, commands: Commands

@@ -125,7 +125,7 @@ def test_tokenizer_with_more_tokens_than_its_model_is_refused(tmp_path: Path, co
     tokens = max(tokenizer["model"]["vocab"].values()) + 1
     model = save_llama(tmp_path / "model", vocab_size=tokens - 1, tokenizer="bytelevel_no_template")
     arguments = ("--model", model, "--tree", write_tree(tmp_path / "tree.json"), "-o", tmp_path / "bundle", *SMALL)
-    commands.export_refuses(*arguments, named=[model, "tokenizer has 1 tokens", f"({tokens - 1})"])
+    commands.export_refuses(*arguments, named=[model, "tokenizer has 1 token that", f"({tokens - 1})"])
     assert not (tmp_path / "bundle").exists()
 
 

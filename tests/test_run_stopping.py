@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_checks import Commands
+from tiny_models import Exported
 
 from medusa_engine.runtime.cli import main as medusa_run
 
@@ -33,15 +34,23 @@ def test_deadline_ends_the_answer(chat_bundle: Path, commands: Commands) -> None
     assert answer["finish_reason"] == "length"
 
 
-def test_an_answer_without_tokens_is_not_compared_by_its_speed(
-    chat_bundle: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("tokens", "per_round"), [("1", "1.00"), ("2", "1.00")])
+def test_short_answers_are_compared(
+    tokens: str, per_round: str, chat_bundle: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for tokens, per_round in (("0", "-"), ("2", "1.00")):
-        ask = ["--engine", str(chat_bundle), "--prompt", "hello", "--max-new-tokens", tokens, "--compare"]
-        assert medusa_run(ask) == 0
-        heading, plain, _, adaptive = (line.split() for line in capfd.readouterr().err.splitlines())
-        assert heading[0] == "way" and (plain[0], adaptive[0]) == ("plain", "adaptive")
-        assert plain[-2:] == [per_round, "yes"] and adaptive[-1] == "yes"
+    ask = ["--engine", str(chat_bundle), "--prompt", "hello", "--max-new-tokens", tokens, "--compare"]
+    assert medusa_run(ask) == 0
+    heading, plain, _, adaptive = (line.split() for line in capfd.readouterr().err.splitlines())
+    assert heading[0] == "way" and (plain[0], adaptive[0]) == ("plain", "adaptive")
+    assert plain[-2:] == [per_round, "yes"] and adaptive[-1] == "yes"
+
+
+def test_an_answer_without_tokens_is_not_compared(shared_heads: Exported, commands: Commands) -> None:
+    ids = ",".join(["1"] * 100)  # rows of the cache
+    assert json.loads(commands.run("--engine", shared_heads.bundle, "--prompt-ids", ids, "--json"))["token_ids"] == []
+    commands.run_refuses(
+        "--engine", shared_heads.bundle, "--prompt-ids", ids, "--compare", named=["the prompt fills the cache"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,9 @@ def test_prompts_are_lines_or_json(chat_bundle: Path, tmp_path: Path) -> None:
     chat = engine.encode(message)  # type: ignore[arg-type]
     assert read == [engine.encode("Hello"), chat, chat, chat, [1, 2]]
     assert next(prompt.ids for prompt in read_prompts(document, engine, chat=True)) == chat
-    for own in (False, True):
-        assert all(0 < len(prompt.ids) < 64 for prompt in read_prompts(None, engine, chat=own))
+    plain, chatted = (read_prompts(None, engine, chat=own) for own in (False, True))
+    assert all(0 < len(prompt.ids) < 64 for prompt in (*plain, *chatted))
+    assert [prompt.ids for prompt in plain] != [prompt.ids for prompt in chatted]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +169,16 @@ def test_prompts_are_lines_or_json(chat_bundle: Path, tmp_path: Path) -> None:
     [
         ("[]", "holds no prompts"),
         ("{}", "is not a list of prompts"),
-        ("[1]", "entry 0"),
-        ('[[1], {"text": "a", "input_ids": [1]}]', "entry 1"),
+        ("[1]", "entry 0: is 1, not a text, a list of token ids or a list of messages"),
+        ('[[1], {"text": "a", "input_ids": [1]}]', "entry 1: an object with text and input_ids, not with one of text,"),
+        ("[{}]", "entry 0: an object with other keys, not with one of text,"),
         ("[[1], [272]]", "entry 1"),
-        ("[[]]", "entry 0"),
-        ('[{"messages": [{"role": "user"}]}]', "entry 0"),
+        ("[[]]", "entry 0: is an empty list, not"),
+        (
+            '[{"messages": [{"role": "user"}]}]',
+            "is a list with a message without texts as role and content as its entry 1",
+        ),
+        ('[[{"role": "user", "content": "a"}, "b"]]', 'entry 0: is a list with "b" as its entry 2, not'),
         (json.dumps([[1] * 64]), "has 64 tokens"),
     ],
 )
@@ -206,6 +212,14 @@ def test_wrong_options_are_refused_in_two_lines(
 ) -> None:
     status = main(arguments(own_heads, None, option, value))
     check_refused(status, capfd.readouterr().err, "medusa-verify", named)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["prompts", "own"])
+def test_a_chat_with_an_engine_without_tokenizer_is_refused(
+    given: bool, own_heads: Exported, prompts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status = main(arguments(own_heads, None, "--chat", *(("--prompts", prompts) if given else ())))
+    check_refused(status, capfd.readouterr().err, "medusa-verify", "--chat is given, but the engine has no tokenizer")
 
 
 def test_a_checkpoint_of_another_shape_is_refused(

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from medusa_engine.runtime.backend import DecodeState, Published
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.manifest import Limits
@@ -48,7 +49,7 @@ def calibrate(
     for prompt in prompts:
         if len(prompt) > most:
             raise UserError(
-                f"a prompt has {len(prompt)} tokens, but only {most} leave room for an answer", "shorten it"
+                f"a prompt has {counted(len(prompt), 'token')}, but only {most} leave room for an answer", "shorten it"
             )
     engine.backend.load(speculation=True)
     answers: list[Answer] = []

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from medusa_engine.runtime.chat_template import TEMPLATE_FILE
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, document_sha256
@@ -137,7 +138,10 @@ def load_calibration(path: Path) -> Calibration:
         raise UserError(f"{path}: damaged: provenance or sizes are missing", _HINT)
     heads, topk, max_tree_nodes = sizes
     if (not heads and offered is None) or not topk or not max_tree_nodes or max(sizes) > MOST:
-        raise UserError(f"{path}: damaged: {heads} heads, {topk} ranks, {max_tree_nodes} nodes", _HINT)
+        raise UserError(
+            f"{path}: damaged: {counted(heads, 'head')}, {counted(topk, 'rank')}, {counted(max_tree_nodes, 'node')}",
+            _HINT,
+        )
     if not isinstance(answers, list) or not answers:
         raise UserError(f"{path}: damaged: there are no answers", _HINT)
     loaded = Calibration(
@@ -179,7 +183,7 @@ def _answer(answer: object, heads: int, topk: int, has_tokens: bool, where: str)
     for vector in ranks:
         whole = isinstance(vector, list) and len(vector) == heads
         if not whole or not all(type(rank) is int and END <= rank < topk for rank in vector):
-            raise UserError(f"{where} has a rank vector that is not {heads} ranks below {topk}", _HINT)
+            raise UserError(f"{where} has a rank vector that is not {counted(heads, 'rank')} below {topk}", _HINT)
     if has_tokens and (not _is_tokens(tokens) or not len(ranks) <= len(tokens) <= len(ranks) + heads):
         raise UserError(f"{where} has no token_ids that go with its ranks", _HINT)
     return Answer(prompt, np.array(ranks, dtype=np.int64), tokens if has_tokens else None)
@@ -223,9 +227,13 @@ def check_calibrated(calibration: Calibration, engine: Engine, path: Path) -> No
     if not _same_weights(provenance.get("heads"), manifest.heads):
         raise UserError(f"{path}: was calibrated with other heads than {manifest.name} has", hint)
     if calibration.topk != limits.topk:
-        raise UserError(f"{path}: has {calibration.topk} ranks per head, but the engine keeps {limits.topk}", hint)
+        raise UserError(
+            f"{path}: has {counted(calibration.topk, 'rank')} per head, but the engine keeps {limits.topk}", hint
+        )
     if calibration.heads != usable_heads(limits):
-        raise UserError(f"{path}: has {calibration.heads} heads, but the engine has {usable_heads(limits)}", hint)
+        raise UserError(
+            f"{path}: has {counted(calibration.heads, 'head')}, but the engine has {usable_heads(limits)}", hint
+        )
 
 
 def _same_weights(calibrated: object, exported: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import parse_json, read_json, shown
 from medusa_engine.training.example import Example
@@ -72,7 +73,7 @@ class RowReport:
     def lines(self) -> list[str]:
         """For a user to read: the rows used, then each reason with its count, most frequent first."""
         reasons = [f"{count} skipped: {reason}" for reason, count in self.skipped.most_common()]
-        return [f"{self.used} of {self.used + self.skipped.total()} rows used", *reasons]
+        return [f"{self.used} of {counted(self.used + self.skipped.total(), 'row')} used", *reasons]
 
 
 @dataclass
@@ -233,7 +234,7 @@ def _tokenised(tokens: object, labels: object, where: str) -> Row | Skip:
     if wrong := [token for token in tokens if not 0 <= token < 1 << 31]:
         raise UserError(f"{where}: input_ids: {shown(wrong[0])} is not a token id", hint)
     if len(labels) != len(tokens):
-        raise UserError(f"{where}: {len(tokens)} input_ids, but {len(labels)} labels", hint)
+        raise UserError(f"{where}: {len(tokens)} input_ids, but {counted(len(labels), 'label')}", hint)
     for place, (token, label) in enumerate(zip(tokens, labels, strict=True)):
         if label not in (token, IGNORED):
             raise UserError(f"{where}: label {shown(label)} at place {place} is neither {token} nor {IGNORED}", hint)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.text import Tokenizer
 from medusa_engine.training.batch_engine import BatchEngine
@@ -74,7 +75,7 @@ def distill(
     least = len(segments.segments[0]) + len(segments.segments[1]) + 2  # a token of each, and nothing is cut
     if settings.max_length <= least:
         raise UserError(
-            f"--max-length {settings.max_length}: the chat template alone takes {least - 2} tokens",
+            f"--max-length {settings.max_length}: the chat template alone takes {counted(least - 2, 'token')}",
             f"give more than {least}, better some hundreds",
         )
 
@@ -107,8 +108,8 @@ def distill(
                 if writer.add(_stored(row)):
                     write_manifest(settings.output, made_from, writer)
                     rate = (writer.tokens - before) / (time.monotonic() - started)
-                    counts = f"{writer.shards} shards, {writer.tokens} tokens, {writer.owned_tokens} owned"
-                    print(f"{counts}, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
+                    counts = f"{counted(writer.shards, 'shard')}, {counted(writer.tokens, 'token')}"
+                    print(f"{counts}, {writer.owned_tokens} owned, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
                 rows[index] = start()
     if not any(rows):  # the prompts have run out: their last answers fill no whole shard
         writer.flush()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medusa_engine.runtime.command_line import add_version, run_command
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.device import DTYPES, choose_device, choose_dtype
 
@@ -136,7 +137,8 @@ def _write(options: argparse.Namespace, target: _Target, prompts: Sequence[str] 
     positions = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and settings.max_length > positions:
         raise UserError(
-            f"--max-length {settings.max_length}: the model has {positions} positions", f"give at most {positions}"
+            f"--max-length {settings.max_length}: the model has {counted(positions, 'position')}",
+            f"give at most {positions}",
         )
     engine = BatchEngine(
         target.model, batch=settings.batch, max_length=settings.max_length, dtype=target.dtype, device=target.device
@@ -160,7 +162,9 @@ def _read(options: argparse.Namespace, target: _Target, data: ChatData) -> None:
     config = target.model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or GIVEN_MAX_LENGTH
     if options.max_length is not None and options.max_length > positions:
-        raise UserError(f"--max-length {options.max_length}: the model has {positions} positions", "give fewer tokens")
+        raise UserError(
+            f"--max-length {options.max_length}: the model has {counted(positions, 'position')}", "give fewer tokens"
+        )
     examples = make_examples(
         data,
         options.conversations,

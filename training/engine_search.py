@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.tree import Tree
 from medusa_engine.training.lookup_search import best_orders
 from medusa_engine.training.round_timing import RoundCost
@@ -226,7 +227,7 @@ def _best_heads(
 
 
 def _line(nodes: int, cost: RoundCost, published: dict[str, float | None]) -> str:
-    line = f"{nodes:4} nodes  {1000 * cost.seconds:7.1f} ms, {cost.ratio:.2f} plain steps"
+    line = f"{counted(nodes, 'node'):>10}  {1000 * cost.seconds:7.1f} ms, {cost.ratio:.2f} plain steps"
     for counts, mean in published.items():
         if mean is not None:
             line += f"   {counts}: E[G] {mean:.3f}, {mean / cost.ratio:.3f} x"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from medusa_engine.exporter.round import RowProjection
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.example import Example
 from medusa_engine.training.shards import KEPT_TOP, ShardWriter, StoredConversation, claim_folder, write_manifest
@@ -63,7 +64,8 @@ def extract_features(
         writer.flush()
         write_manifest(folder, made_from, writer)
         rate = (writer.tokens - before) / (time.monotonic() - started)
-        report(f"{len(writer.written)} of {len(examples)} conversations, {writer.tokens} tokens, {rate:.0f} tokens/s")
+        done = f"{len(writer.written)} of {counted(len(examples), 'conversation')}"
+        report(f"{done}, {counted(writer.tokens, 'token')}, {rate:.0f} tokens/s")
 
 
 def _digest(examples: Sequence[Example]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,45 +19,13 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.features import Features
 from medusa_engine.training.labels import IGNORED, head_weights
+from medusa_engine.training.medusa1_settings import TrainSettings
 from medusa_engine.training.training_log import HeadScores, TrainingLog
 from medusa_engine.training.vocabulary import Vocabulary
 
 STATE_NAME = "state.pt"
 _SAVE_EVERY = 200  # batches
 _REPORT_EVERY = 50
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How the heads are trained.
-
-    Attributes:
-        heads, layers: K heads of that many residual blocks.
-        biases: the residual blocks have biases.
-        own_projection: every head trains a copy of the LM projection of its own; else they share the frozen one.
-        epochs: passes over the data at most; training stops early when the held-out loss stops falling.
-        batch: positions per optimiser step.
-        accumulate: forward passes a batch is split into; the result is that of the whole batch.
-        learning_rate, weight_decay: of AdamW; the rate warms up and falls on a cosine.
-        soft: share of the loss that compares with the target's distribution instead of the written token.
-        seed: of the order of positions.
-        dtype: of the matrix products, one of `device.DTYPES`; weights and losses are float32 throughout.
-        device: where training runs.
-    """
-
-    heads: int = 4
-    layers: int = 1
-    biases: bool = True
-    own_projection: bool = False
-    epochs: int = 4
-    batch: int = 2048
-    accumulate: int = 1
-    learning_rate: float = 2e-3
-    weight_decay: float = 0.01
-    soft: float = 1.0
-    seed: int = 0
-    dtype: str = "float32"
-    device: str = "cpu"
 
 
 class HeadTrainer:

@@ -15,13 +15,15 @@ from medusa_engine.exporter import checkpoint
 from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, load_heads, write_checkpoint
 from medusa_engine.exporter.head_formats import ORIGINAL, VLLM
 from medusa_engine.exporter.heads import HeadWeights
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.device import choose_device, choose_dtype
 from medusa_engine.training.features import load_features, shard_paths
 from medusa_engine.training.json_file import write_json
 from medusa_engine.training.labels import IGNORED
-from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
+from medusa_engine.training.medusa1 import HeadTrainer
+from medusa_engine.training.medusa1_settings import TrainSettings
 from medusa_engine.training.output_file import make_folder
 from medusa_engine.training.shards import read_manifest
 from medusa_engine.training.training_log import TrainingLog
@@ -70,12 +72,13 @@ def run(options: argparse.Namespace) -> None:
     for head in range(settings.heads):
         if not (training.labels[:, head] != IGNORED).any():
             raise UserError(
-                f"{folders}: no label for head {head}, which looks {head + 2} tokens ahead", "give fewer --heads"
+                f"{folders}: no label for head {head}, which looks {counted(head + 2, 'token')} ahead",
+                "give fewer --heads",
             )
-    _report(f"{len(training)} training and {len(held_out)} held-out positions")
+    _report(f"{len(training)} training and {counted(len(held_out), 'held-out position')}")
     token_map = draft_vocabulary(training, options.draft_vocabulary) if options.draft_vocabulary else None
     if token_map is not None and len(token_map) < options.draft_vocabulary:
-        _report(f"draft vocabulary: the data has only {len(token_map)} different labels, all are in it")
+        _report(f"draft vocabulary: the data has only {counted(len(token_map), 'different label')}, all are in it")
     if start is not None and start.token_map is not None:
         token_map, start = start.token_map.numpy(), replace(start, token_map=None)  # the vocabulary applies it
     log = TrainingLog(options.output, settings.heads, report=_report)

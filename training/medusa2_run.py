@@ -15,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from medusa_engine.exporter import checkpoint
 from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.training.features import shard_paths
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
             f"{data}: holds tokens past the model's vocabulary of {config.vocab_size}",
             "give the model that wrote the data",
         )
-    print(f"{len(rows)} packed rows", file=sys.stderr, flush=True)
+    print(counted(len(rows), "packed row"), file=sys.stderr, flush=True)
     adapted = add_adapter(model, rank=settings.lora_rank, alpha=settings.lora_alpha)
     trained = Medusa2(adapted, heads=settings.heads, layers=settings.layers)
     distilled = options.method == MEDUSA_2_DISTILL

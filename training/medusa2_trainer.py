@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.medusa2_loss import combine, loss_weights
@@ -94,7 +95,8 @@ class Medusa2Trainer(transformers.Trainer):
         first, total = self.warmup_steps, num_training_steps
         if first >= total:
             raise UserError(
-                f"--warmup-steps {first}: training has {total} steps, so the backbone would never be trained",
+                f"--warmup-steps {first}: training has {counted(total, 'step')}, so the backbone would never be"
+                " trained",
                 "give fewer, or more --epochs; heads alone are trained with --method medusa-1",
             )
         if self.lr_scheduler is None:

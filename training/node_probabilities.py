@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json
 from medusa_engine.runtime.tree import MAX_TREE_BYTES, MOST_LOOKUP, Tree, TreePath, path_of, tree_file
@@ -25,7 +26,7 @@ def probabilities_of_file(path: Path) -> dict[TreePath, float] | None:
         return None
     paths = [path_of(entry) for entry in document["paths"]]
     if not isinstance(values, list) or len(values) != len(paths):
-        raise UserError(f"{path}: there is not one probability for each of the {len(paths)} paths", _HINT)
+        raise UserError(f"{path}: there is not one probability for each of the {counted(len(paths), 'path')}", _HINT)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
             raise UserError(f"{path}: one of the probabilities is not a number from 0 to 1", _HINT)
@@ -44,7 +45,7 @@ def calibrated_probabilities(tree: Tree, calibration: Calibration, counts: str) 
     if tree.heads > calibration.heads or tree.widest_rank >= calibration.topk:
         raise UserError(
             f"tree {tree.name} has depth {tree.heads} and ranks to {tree.widest_rank}, but the calibration has"
-            f" {calibration.heads} heads and ranks to {calibration.topk - 1}",
+            f" {counted(calibration.heads, 'head')} and ranks to {calibration.topk - 1}",
             "give the calibration of an engine that runs this tree",
         )
     if not tree.lookup:
@@ -57,7 +58,7 @@ def calibrated_probabilities(tree: Tree, calibration: Calibration, counts: str) 
         )
     if tree.lookup > MOST_LOOKUP:
         raise UserError(
-            f"tree {tree.name} has {tree.lookup} lookup nodes: engines offer at most {MOST_LOOKUP}",
+            f"tree {tree.name} has {counted(tree.lookup, 'lookup node')}: engines offer at most {MOST_LOOKUP}",
             "use a tree with fewer",
         )
     return node_acceptance(tree, calibration.sequences)

@@ -26,9 +26,24 @@ def check_output(path: Path, *, suffixes: Sequence[str] = (), option: str = "--o
     if suffixes and path.suffix.lower() not in suffixes:
         ending = path.suffix or "a file without an ending"
         raise UserError(f"{path}: cannot write {ending}", f"end the name in {' or '.join(suffixes)}")
-    folder = path.absolute().parent
     if path.is_dir() or not path.name:
         raise UserError(f"{path}: is a folder", "give the name of a file")
+    _check_place(path, path.absolute().parent, option)
+
+
+def check_output_folder(path: Path, *, option: str) -> None:
+    """Refuse a folder for output files that is not there and could not be made, or that could not be written to.
+
+    Raises:
+        UserError: a file, or a folder that is closed to us or stands in one that is missing or closed.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path}: is not a folder", f"give another {option}")
+    _check_place(path, path if path.is_dir() else path.absolute().parent, option)
+
+
+def _check_place(path: Path, folder: Path, option: str) -> None:
+    """Refuse an output whose folder is missing or closed."""
     if not folder.is_dir():
         raise UserError(f"{path}: its folder does not exist", f"make the folder, or give another {option}")
     if not os.access(folder, os.W_OK | os.X_OK):

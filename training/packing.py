@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.example import Example
 from medusa_engine.training.labels import head_labels
@@ -49,7 +50,7 @@ def pack(examples: Iterable[Example], length: int, pad_id: int) -> Iterator[Pack
         UserError: `length` is less than 1.
     """
     if length < 1:
-        raise UserError(f"a packed row of {length} tokens", "give a length of at least 1")
+        raise UserError(f"a packed row of {counted(length, 'token')}", "give a length of at least 1")
     waiting: list[Example] = []
     used = 0
     for tokens, owned in examples:

@@ -9,6 +9,7 @@ from statistics import median
 
 import numpy as np
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits
@@ -70,7 +71,8 @@ class RoundTimer:
         room = limits.max_length - self._most_tokens - largest_tree(limits)  # a tree without room shrinks
         if room < 1:
             raise UserError(
-                f"{engine.manifest.name}: a cache of {limits.max_length} tokens is too small to time rounds in",
+                f"{engine.manifest.name}: a cache of {counted(limits.max_length, 'token')} is too small to time rounds"
+                " in",
                 "export with a larger medusa-export --max-length",
             )
         self.context = min(context, room)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.tree import Tree, TreePath, entry_of
@@ -42,7 +43,8 @@ def search_nodes(
         raise UserError(f"--nodes is {nodes}", "give 1 or more: the root counts")
     if nodes > calibration.max_tree_nodes:
         raise UserError(
-            f"--nodes is {nodes}, but the calibrated engine runs trees of {calibration.max_tree_nodes} nodes",
+            f"--nodes is {nodes}, but the calibrated engine runs trees of"
+            f" {counted(calibration.max_tree_nodes, 'node')}",
             f"give fewer, or export with medusa-export --max-tree-nodes {nodes}",
         )
     used = _better_counts(calibration, nodes, lookup, report) if counts == AUTO else counts
@@ -51,7 +53,7 @@ def search_nodes(
     document = tree_document(calibration, tree, used, order=order)
     report(f"{tree.sizes}, {used} counts: E[G] {document['metadata']['expected_published']:.3f}")
     if tree.nodes < nodes:
-        report(f"every other path has {used} probability 0: the tree has {tree.nodes} nodes, not {nodes}")
+        report(f"every other path has {used} probability 0: the tree has {counted(tree.nodes, 'node')}, not {nodes}")
     return document
 
 
@@ -87,11 +89,12 @@ def search_engine(
         raise UserError(f"--measure is {measured_answers}", "give 0 or more")
     if len(calibration.answers) < LEAST_ANSWERS:
         raise UserError(
-            f"the calibration has {len(calibration.answers)} answers, a search for an engine needs {LEAST_ANSWERS}",
+            f"the calibration has {counted(len(calibration.answers), 'answer')}, a search for an engine needs"
+            f" {LEAST_ANSWERS}",
             "calibrate on more prompts, better 40 or more",
         )
     timer = RoundTimer(engine, context=typical_context(calibration))
-    report(f"timing rounds at a context of {timer.context} tokens")
+    report(f"timing rounds at a context of {counted(timer.context, 'token')}")
     found = search_for_engine(
         calibration.sequences[0::2],
         calibration.sequences[1::4],
@@ -147,7 +150,7 @@ def tree_document(
         gains = _gains(calibration, order, counts)
         metadata["selected_in_order"] = [[entry_of(path), gain] for path, gain in zip(order, gains, strict=True)]
     return {
-        "description": f"{tree.sizes}, best first on {counts} counts of {len(calibration.ranks)} positions",
+        "description": f"{tree.sizes}, best first on {counts} counts of {counted(len(calibration.ranks), 'position')}",
         "heads": tree.heads,
         "topk": calibration.topk,
         "probabilities": [probabilities[path] for path in tree.paths],
@@ -176,7 +179,7 @@ def _better_counts(calibration: Calibration, nodes: int, lookup: int, report: Re
         tree = tree_of(_order(calibration, searched, nodes, counts, lookup))
         here, published[counts] = fmean(replay(tree, searched)), fmean(replay(tree, judged))
         report(
-            f"{counts} counts of {len(searched)} answers predict E[G] {here:.3f};"
+            f"{counts} counts of {counted(len(searched), 'answer')} predict E[G] {here:.3f};"
             f" on the other {len(judged)} it is {published[counts]:.3f}"
         )
     return max(COUNTS, key=lambda counts: published[counts])
@@ -184,8 +187,9 @@ def _better_counts(calibration: Calibration, nodes: int, lookup: int, report: Re
 
 def _report_choice(found: EngineSearch, best: Prediction, engine: Engine, report: Report) -> None:
     heads, tree = engine.limits.heads, best.tree
-    looked_up = f", {tree.lookup} lookup nodes" if engine.limits.lookup else ""
-    sizes = f"{tree.nodes} nodes, {tree.heads} of {heads} heads{looked_up}, {best.counts} counts"
+    looked_up = f", {counted(tree.lookup, 'lookup node')}" if engine.limits.lookup else ""
+    used = f"{tree.heads} of {counted(heads, 'head')}{looked_up}"
+    sizes = f"{counted(tree.nodes, 'node')}, {used}, {best.counts} counts"
     report(f"plain step {1000 * best.cost.step_seconds:.1f} ms, round {1000 * best.cost.seconds:.1f} ms")
     if found.pays:
         report(f"chosen: {sizes}")
@@ -195,7 +199,7 @@ def _report_choice(found: EngineSearch, best: Prediction, engine: Engine, report
     fewer = found.fewer
     if fewer.nodes > 1 and fewer.heads < heads:
         report(
-            f"exported with {fewer.heads} of the {heads} heads, {fewer.nodes} nodes are estimated to reach"
+            f"exported with {fewer.heads} of the {counted(heads, 'head')}, {fewer.nodes} nodes are estimated to reach"
             f" {fewer.speed_up:.2f} x: all heads of an engine run where any is asked"
         )
     report(
@@ -208,14 +212,15 @@ def _report_measured(best: Prediction, measured: Measured, report: Report) -> No
     published_interval, speed_up_interval = measured.intervals()
     report(
         f"measured:  E[G] {_range(measured.published, published_interval)},"
-        f" speed {_range(measured.speed_up, speed_up_interval)} x, on {len(measured.plain)} other prompts"
+        f" speed {_range(measured.speed_up, speed_up_interval)} x, on {counted(len(measured.plain), 'other prompt')}"
     )
     off = best.published / measured.published - 1, best.speed_up / measured.speed_up - 1
     report(f"predicted over measured: E[G] {100 * off[0]:+.1f}%, speed {100 * off[1]:+.1f}%")
     if max(map(abs, off)) > FAR_OFF:
         report("more than 10% off: calibrate on more prompts of one kind, and measure on a quiet machine")
     if measured.differing:
-        report(f"{measured.differing} answers differ from plain decoding: two logits are nearly equal there")
+        differing = counted(measured.differing, "answer")
+        report(f"other than plain decoding: {differing}, where two logits are nearly equal")
 
 
 def _predicted(best: Prediction) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from medusa_engine.exporter.tensor_file import check_archive
 from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.runtime.strict_json import read_json
@@ -136,7 +137,7 @@ def read_shard(path: Path) -> dict[str, npt.NDArray[Any]]:
     if wrong or shard["owned"].dtype != np.bool_ or shard["hidden"].ndim != 2:
         raise UserError(f"{path}: damaged: {wrong[0] if wrong else 'owned'} has another shape or dtype", hint)
     if not total or shard["lengths"].min() < 1 or shard["lengths"].sum() != total:
-        raise UserError(f"{path}: damaged: lengths do not sum to the {total} tokens", hint)
+        raise UserError(f"{path}: damaged: lengths do not sum to the {counted(total, 'token')}", hint)
     if min(shard["tokens"].min(), shard["top_ids"].min()) < 0 or not np.isfinite(shard["hidden"]).all():
         raise UserError(f"{path}: damaged: a negative token, or hidden states that are not finite", hint)
     return shard

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medusa_engine.runtime.command_line import add_version, run_command
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.tree_search import AUTO, COUNTS
 
@@ -128,7 +129,8 @@ def _calibrate(options: argparse.Namespace) -> None:
         prompts.append(engine.encode([{"role": "user", "content": line}] if options.chat else line))
         if not 0 < len(prompts[-1]) <= most:
             raise UserError(
-                f"{options.prompts}: line {number} has {len(prompts[-1])} tokens; 1 to {most} leave room for an answer",
+                f"{options.prompts}: line {number} has {counted(len(prompts[-1]), 'token')}; 1 to {most} leave room for"
+                " an answer",
                 "shorten the line, or export with a larger medusa-export --max-length",
             )
     provenance = engine_provenance(
@@ -142,7 +144,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         prompts,
         max_new_tokens=options.max_new_tokens,
         provenance=provenance,
-        progress=lambda done, tokens: _report(f"{done}/{len(prompts)} answers, {tokens} tokens"),
+        progress=lambda done, tokens: _report(f"{done}/{len(prompts)} answers, {counted(tokens, 'token')}"),
     )
     calibration.save(options.output)
     counts = calibration.lookup_counts()
@@ -184,7 +186,7 @@ def _search(options: argparse.Namespace) -> None:
         lookup = _lookup_nodes(options, calibration, offered)
         if lookup > offered:
             raise UserError(
-                f"--lookup-depth is {lookup}, but {options.for_engine} offers {offered} lookup nodes",
+                f"--lookup-depth is {lookup}, but {options.for_engine} offers {counted(offered, 'lookup node')}",
                 f"give fewer, or export with medusa-export --lookup-depth {lookup}",
             )
         document = search_engine(

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.tree import Tree, TreePath, step_text
 from medusa_engine.training.tree_sketch import headline, percent
@@ -66,7 +67,7 @@ def draw(tree: Tree, probabilities: Mapping[TreePath, float] | None, suffix: str
     """
     if tree.nodes > MOST_NODES:
         raise UserError(
-            f"tree {tree.name} has {tree.nodes} nodes: a picture shows at most {MOST_NODES}",
+            f"tree {tree.name} has {counted(tree.nodes, 'node')}: a picture shows at most {MOST_NODES}",
             "leave --output out: the sketch in the terminal has no such limit",
         )
     try:

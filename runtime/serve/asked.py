@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from medusa_engine.runtime.answer_options import AnswerOptions
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.serve.errors import RequestError, naming
@@ -151,7 +152,7 @@ def _stop(given: Fields, engine: Engine) -> list[str]:
     value = given.take("stop")
     stops: list[str] = value if isinstance(value, list) else [] if value is None else [value]  # type: ignore[list-item]
     if len(stops) > MOST_STOP_STRINGS:
-        raise RequestError(f"stop has {len(stops)} texts: give at most {MOST_STOP_STRINGS}", param="stop")
+        raise RequestError(f"stop has {counted(len(stops), 'text')}: give at most {MOST_STOP_STRINGS}", param="stop")
     for index, stop in enumerate(stops):
         with naming(f"stop[{index}]" if isinstance(value, list) else "stop"):
             StopStrings([stop])

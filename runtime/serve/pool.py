@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.kept_cache import shared_length
 from medusa_engine.runtime.serve.errors import RequestError
@@ -59,7 +60,7 @@ class SessionPool:
         """
         if self._free.locked() and self._waiting >= self._max_queue:
             raise RequestError(
-                f"{self._waiting} requests are waiting already: try again later",
+                f"{counted(self._waiting, 'request')} waiting already: try again later",
                 code="queue_full",
                 status=HTTPStatus.TOO_MANY_REQUESTS,
                 headers={"Retry-After": str(self._seconds_until_room())},

@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import NoReturn
 
 from medusa_engine.runtime.answer_options import Message
+from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.serve.errors import RequestError, naming
 from medusa_engine.runtime.serve.fields import Fields
@@ -34,7 +35,7 @@ def completion_ids(engine: Engine, fields: Fields) -> list[int]:
         raise RequestError("prompt is missing: give a text or a list of token ids", param="prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
-            message = f"prompt is a list of {len(prompt)} prompts: give one prompt per request"
+            message = f"prompt is a list of {counted(len(prompt), 'prompt')}: give one prompt per request"
             raise RequestError(message, param="prompt")
         prompt = prompt[0]
     if isinstance(prompt, str):
@@ -106,7 +107,7 @@ def _checked(engine: Engine, ids: list[object] | list[int], param: str) -> list[
     if not ids:
         _refuse(f"{param} is empty: it has no tokens; give at least one", param)
     if len(ids) > limits.max_length:
-        message = f"{param} has {len(ids)} tokens, but the context holds {limits.max_length}: shorten it"
+        message = f"{param} has {counted(len(ids), 'token')}, but the context holds {limits.max_length}: shorten it"
         _refuse(message, param, code="context_length_exceeded")
     checked: list[int] = []
     for index, token in enumerate(ids):

@@ -71,14 +71,17 @@ def test_a_list_that_is_none_is_a_usage_error(
     [
         ("", ["holds no prompts"]),
         ("{}", ["holds no prompts"]),
-        ('{"a": 3}', ["not an object of lists"]),
-        ("3", ["not an object of lists"]),
+        ('{"a": 3}', ['category "a" is 3, not a list of prompts']),
+        ("3", ["is 3, not a list of prompts or an object of such lists"]),
         ('{"together": [[1]]}', ["a category is called", "together"]),
         ('{"a\\u202eb": [[1]]}', ["a category is called"]),
         ('{"a": [[1, 2], [1000]]}', ["prompt 2", "token id"]),
         ('{"a": [[1, -1]]}', ["prompt 1", "token id"]),
-        ('{"a": [[]]}', ["prompt 1"]),
-        ('{"a": [{"text": "x"}]}', ["prompt 1"]),
+        ('{"a": [[]]}', ["prompt 1: is an empty list, not a text, a list of token ids or a list of messages"]),
+        ('{"a": [{"text": "x"}]}', ["prompt 1: is an object, not a text"]),
+        ('{"a": [null]}', ["prompt 1: is null, not a text"]),
+        ('{"a": [[1, 2.5]]}', ["prompt 1: is a list with 2.5 in it, not a text"]),
+        ('{"a": [[[1]]]}', ["prompt 1: is a list with a nested list in it, not a text"]),
         ('{"a": ["a text"]}', ["no tokenizer"]),
         (json.dumps([[1] * 63]), ["prompt 1", "63 tokens", "1 to 62"]),
         ("[1, NaN]", ["NaN"]),
@@ -117,6 +120,7 @@ def test_missing_llama_cpp_is_told_with_the_command_that_installs_it(tmp_path: P
         ("--json", "missing/out.json", "folder"),
         ("--report", "out.pdf", ".pdf"),
         ("--report", "missing/out.html", "folder"),
+        ("--figures", "missing/out", "folder"),
     ],
 )
 def test_outputs_that_cannot_be_written(option: str, value: str, named: str, tmp_path: Path, refuses: Refuses) -> None:
@@ -126,7 +130,11 @@ def test_outputs_that_cannot_be_written(option: str, value: str, named: str, tmp
 def test_a_folder_for_figures_that_is_a_file(tmp_path: Path, refuses: Refuses) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    refuses("--figures", file, named=[file])
+    refuses("--figures", file, named=[file, "is not a folder"])
+
+
+def test_no_folder_for_figures_is_left_where_nothing_is_measured(tmp_path: Path, refuses: Refuses) -> None:
+    refuses("--figures", tmp_path / "new", "--repeats", "0", named=["--repeats is 0"])
 
 
 def test_a_bundle_that_does_not_tell_what_costs_depend_on(

@@ -161,7 +161,7 @@ def test_backbone_in_a_tensorrt_llm_checkpoint_is_not_needed_and_it_is_said(tmp_
     save_file({**tensors_of("tensorrt-llm"), **backbone}, tmp_path / "rank0.safetensors")
     checkpoint = read_checkpoint(tmp_path)
     assert (checkpoint.format.name, checkpoint.weights.heads) == ("tensorrt-llm", HEADS)
-    assert any(note.startswith("2 tensors are not needed") for note in checkpoint.notes)
+    assert any(note.startswith("not needed: 2 tensors") for note in checkpoint.notes)
 
 
 def test_scales_of_modelopt_are_not_needed_and_it_is_said(file: Path) -> None:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from medusa_engine.exporter import check
 from medusa_engine.exporter.cli import main
+from medusa_engine.exporter.graphs import PASS_OUTPUTS
 from medusa_engine.exporter.round import Round
 from medusa_engine.runtime.bundle_files import verify_files
 from medusa_engine.runtime.engine import Engine
@@ -27,17 +28,6 @@ from medusa_engine.runtime.manifest import DTYPE_BYTES, Manifest, read_manifest
 
 TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 ROWS, VOCAB, HIDDEN = 20, 61, 128
-OUTPUTS = [
-    "accepted_tokens",
-    "accepted_count",
-    "next_token_budget",
-    "next_finished",
-    "next_input_ids",
-    "next_position_ids",
-    "next_past_length",
-    "next_pending_rows",
-    "next_pending_count",
-]
 
 
 def save_model(folder: Path, *, embedding_scale: float = 1.0) -> Path:
@@ -133,7 +123,7 @@ def test_inputs_and_outputs_have_fixed_sizes_but_n_and_r(graph: Any, manifest: M
     presents = [f"present_{kind}.{layer}" for kind in ("key", "value") for layer in layers]
     assert narrow == {*presents, *(name for name in sizes if name.startswith("past_") and "." in name)}
     out = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in graph.output}
-    assert list(out) == [*OUTPUTS, "next_history", *presents]
+    assert list(out) == [*PASS_OUTPUTS, "next_history", *presents]
     assert out["next_history"] == [limits.cache_rows]
     assert out["next_input_ids"] == out["next_position_ids"] == [1, ROWS]
     assert out["accepted_tokens"] == out["next_pending_rows"] == [limits.depth + 1]

@@ -175,7 +175,7 @@ def test_drafts_that_are_right_but_not_accepted_are_found(
     expected = rigged_heads.published_per_round(PROMPTS[number - 1], rigged_64.engine.tree, 50)
     accepted = next(index for index, count in enumerate(expected) if count > 1)
     assert (difference.kind, difference.row, difference.path) == ("acceptance", 0, ())
-    assert f"1 tokens were published instead of {expected[accepted]}" in difference.reason
+    assert f"1 token published instead of {expected[accepted]}" in difference.reason
     assert difference.round <= accepted + 1  # round 1 verifies the tree behind the prompt, not behind a root
 
 

@@ -258,7 +258,7 @@ def test_the_small_shipped_trees_follow_from_their_rank_masses() -> None:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"heads": 1}, ["depth 2", "1 heads", "--heads"]),
+        ({"heads": 1}, ["depth 2", "has 1 head", "--heads"]),
         ({"topk": 2}, ["rank 2", "0 to 1", "--top-k 3"]),
         ({"max_tree_nodes": 8}, ["9 nodes", "allows 8", "--max-tree-nodes 9"]),
     ],

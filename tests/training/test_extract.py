@@ -23,7 +23,8 @@ from medusa_engine.training.example import Example
 from medusa_engine.training.extract import extract_features
 from medusa_engine.training.features import Features, load_features, shard_paths
 from medusa_engine.training.labels import IGNORED, head_labels, head_weights
-from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
+from medusa_engine.training.medusa1 import HeadTrainer
+from medusa_engine.training.medusa1_settings import TrainSettings
 from medusa_engine.training.shards import read_shard
 from medusa_engine.training.training_log import TrainingLog
 from medusa_engine.training.vocabulary import Vocabulary

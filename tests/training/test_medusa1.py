@@ -19,7 +19,8 @@ from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.features import load_features, shard_paths
-from medusa_engine.training.medusa1 import HeadTrainer, TrainSettings
+from medusa_engine.training.medusa1 import HeadTrainer
+from medusa_engine.training.medusa1_settings import TrainSettings
 from medusa_engine.training.train_cli import main as medusa_train
 from medusa_engine.training.training_log import TrainingLog
 from medusa_engine.training.vocabulary import Vocabulary

@@ -250,7 +250,7 @@ def test_searched_tree_runs_on_the_engine_it_was_searched_for(
     output = tmp_path / "t.json"
     out, err = run("search", calibration, "--for-engine", chat_bundle, "--threads", 1, "-o", output)
     assert out == f"{output}\n"
-    for said in ("plain step", "chosen: ", "of 2 heads", "predicted: E[G]", "measured:  E[G]", "on 1 other prompts"):
+    for said in ("plain step", "chosen: ", "of 2 heads", "predicted: E[G]", "measured:  E[G]", "on 1 other prompt"):
         assert said in err
     engine = Engine.open(chat_bundle, threads=1)
     tree = load_tree(output)
