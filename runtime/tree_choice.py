@@ -14,7 +14,6 @@ EXPLORATION = 1 / 200  # of the rounds: what trying other trees may cost
 MARGIN = 1.05  # a larger tree is taken where it is better by more
 TRIAL_ROUNDS = 4  # in a row when a tree is tried
 BEHIND = 1.5  # tokens that a session may fall behind its smallest tree alone, and one more while it copies
-CHEAP = 1.5  # of steps of the smallest tree: rounds that cost no more may be lost however often
 FORGIVEN = 1 / 50  # of each token that it publishes: what was lost counts so much less
 STREAKS = (1, 3, 6)  # tokens that lookups found in a row: what comes behind fewer and behind more is told apart
 
@@ -26,7 +25,6 @@ _PRIOR_ROUNDS = 24.0  # of a session that weigh as much as what the engine knows
 _DOUBT = 2.0  # rounds besides whose lookup found nothing: what looks good may be luck
 _LEAST_LEAD = -2.5  # tokens: what was lost beyond does not count, or a session would not try again for long
 _SAME_ROUNDS = 8  # that the smallest tree verifies before it is compared anew: comparing costs time, too
-_FIRST_HEADS = 0.4, 8.0  # tokens that heads add in a round, and rounds that weigh as much: the first may be unlucky
 _PRIOR_TOKENS = 4.0  # drafts of heads in a session that weigh as much as what the engine knows of them
 
 
@@ -86,10 +84,7 @@ class TreeChoice:
         if not mean.weight and known:
             likest = min(known, key=lambda other: abs(self.shapes[other].heads - shape.heads))
             mean = self.beyond[likest][hit]
-        if hit:
-            return mean.total / mean.weight if mean.weight else 0.0
-        tokens, rounds = _FIRST_HEADS
-        return (mean.total + rounds * tokens) / (mean.weight + rounds)
+        return mean.total / mean.weight if mean.weight else 0.0
 
 
 class SessionChoice:
@@ -237,7 +232,7 @@ class SessionChoice:
     def _affords(self, tree: int, kind: int) -> bool:
         """Whether the session has lost no more than it may even if a round of this tree publishes one token."""
         cost = self._shared.relative_cost(tree)
-        return cost is None or cost <= CHEAP or self._lead + 1 - cost >= -BEHIND - (kind == len(STREAKS))
+        return cost is None or cost <= 1 or self._lead + 1 - cost >= -BEHIND - (kind == len(STREAKS))
 
     def _try(self, tree: int, beside: int, expected_loss: float) -> None:
         self._tried, self._beside, self._left = tree, beside, TRIAL_ROUNDS
