@@ -305,5 +305,5 @@ def test_plugin_that_the_parser_does_not_find_is_an_error(
 ) -> None:
     monkeypatch.setattr(Library, "has_plugins", True)
     monkeypatch.setattr(engine, "register_plugin", lambda *_arguments: None)
-    commands.build_refuses(bundle, *RTX, "-o", tmp_path / "model.plan", named=["0 layers", "not 2"])
+    commands.build_refuses(bundle, *RTX, "-o", tmp_path / "model.plan", named=["0 layers", "not by 2"])
     assert list(tmp_path.iterdir()) == []

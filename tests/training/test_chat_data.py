@@ -147,7 +147,7 @@ GOOD = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "c
         ('{"input_ids": [3, true]}', "line 3: input_ids is not a list of integers"),
         ('{"input_ids": [3, -1]}', "line 3: input_ids: -1 is not a token id"),
         ('{"input_ids": [3, 9223372036854775808]}', "line 3: input_ids: 9223372036854775808 is not a token id"),
-        ('{"input_ids": [3, 4], "labels": [4]}', "line 3: 2 input_ids, but 1 labels"),
+        ('{"input_ids": [3, 4], "labels": [4]}', "line 3: 2 input_ids, but 1 label"),
         ('{"input_ids": [3, 4], "labels": null}', "line 3: labels is not a list of integers"),
         ('{"input_ids": [3, 4], "labels": [4, -100]}', "line 3: label 4 at place 0 is neither 3 nor -100"),
     ],
