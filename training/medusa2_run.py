@@ -37,6 +37,14 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         UserError: see `medusa-train`.
     """
+    try:
+        _train(options)
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():  # started by torchrun or accelerate
+            torch.distributed.destroy_process_group()  # else its threads may abort a process that is about to exit
+
+
+def _train(options: argparse.Namespace) -> None:
     settings = chosen_settings(options)
     paths = shard_paths(*options.data)
     data = ", ".join(map(str, options.data))
