@@ -18,8 +18,9 @@ from medusa_engine.benchmarks.measure import Report, Samples
 from medusa_engine.runtime.adaptive_plans import AdaptiveTrees
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import load_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 ROOT = Path(__file__).resolve().parents[1]
 ADAPTIVE_BAR = 0.95  # of the tokens per second of the best tree that stays, plain steps among them
@@ -94,9 +95,9 @@ def main() -> int:
     kept = [Way("plain steps", None)]
     kept += [Way(f"{tree.name}, {counted(tree.nodes, 'node')}", TreePlan(tree, limits)) for tree in (*own, slow)]
     changing = [
-        Way("adaptive: the engine's trees", AdaptiveTrees(own, limits)),
-        Way(f"adaptive: {slow.name} first", AdaptiveTrees([slow, *own], limits)),
-        Way(f"adaptive: {slow.name} alone", AdaptiveTrees([slow], limits)),
+        Way("adaptive: the engine's trees", AdaptiveTrees(own, limits, late=True)),
+        Way(f"adaptive: {slow.name} first", AdaptiveTrees([slow, *own], limits, late=True)),
+        Way(f"adaptive: {slow.name} alone", AdaptiveTrees([slow], limits, late=True)),
     ]
     ways = kept + changing
     prompts = [line for line in options.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]

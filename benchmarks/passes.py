@@ -15,9 +15,10 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState, Slot
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import CHUNK_ROWS, TreePlan
+from medusa_engine.runtime.rounds import CHUNK_ROWS
 from medusa_engine.runtime.tree import Tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import TreePlan
 
 BURST = 3  # timed passes per sample, behind one that is not: alone, a pass would find its threads asleep
 

@@ -80,7 +80,7 @@ def named_trees(settings: BenchSettings, engine: Engine) -> list[Tree]:
     Raises:
         UserError: a file is no tree, or the engine cannot run it.
     """
-    from medusa_engine.runtime.rounds import TreePlan
+    from medusa_engine.runtime.tree_plan import TreePlan
 
     found: list[Tree] = []
     for tree in (*engine.trees, *map(load_tree, settings.trees)):

@@ -17,9 +17,9 @@ from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.plan import Plan, Tensor
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import plan_inputs
-from medusa_engine.runtime.rounds import TreePlan
 from medusa_engine.runtime.tree import Tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import TreePlan
 
 PROMPTS = 8
 ROUNDS = 3  # behind each prompt

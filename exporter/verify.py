@@ -23,8 +23,8 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Manifest, file_sha256
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
-from medusa_engine.runtime.rounds import TreePlan
 from medusa_engine.runtime.tree import Tree, load_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 Report = Callable[[str], None]
 

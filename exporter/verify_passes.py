@@ -18,9 +18,10 @@ from medusa_engine.runtime.backend import Published
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits, Manifest
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
-from medusa_engine.runtime.rounds import PLAIN, Decoding, Plans
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import LOOKUP_TEXT
 from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
+from medusa_engine.runtime.tree_plan import PLAIN, Plans
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

@@ -76,6 +76,9 @@ class DecodeState(Protocol):
     def proposed(self) -> npt.NDArray[np.int64]:
         """Tokens of the tree that the last pass proposed, [rows_ready]; the root is first."""
 
+    def keep_proposed(self, rows: npt.NDArray[np.int64]) -> None:
+        """Let the next pass verify only these rows [N] of what was proposed, in this order; where `ahead` is 0."""
+
     def keep_pending(self, count: int) -> None:
         """Commit only the first `count` of what was read last: the answer ends inside it, whatever was launched."""
 

@@ -21,11 +21,11 @@ from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.manifest import GENERATION_NAME, ONNXRUNTIME, Manifest, read_manifest
 from medusa_engine.runtime.onnxruntime_backend import CPU, OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
-from medusa_engine.runtime.rounds import Plans, TreePlan
 from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer
 from medusa_engine.runtime.tree import Tree, chain, load_tree
+from medusa_engine.runtime.tree_plan import Plans, TreePlan
 
 MOST_THREADS = 1024
 PLAN_SUFFIX = ".plan"
@@ -185,7 +185,7 @@ class Engine:
         if policy.graph not in known:
             with self._lock:
                 if policy.graph not in self._adaptive:
-                    self._adaptive[policy.graph] = AdaptiveTrees(self.trees, self.limits)
+                    self._adaptive[policy.graph] = AdaptiveTrees(self.trees, self.limits, late=self._plan is None)
                 known[policy.graph] = self._adaptive[policy.graph].session()
         return known[policy.graph]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from medusa_engine.runtime.answer_text import AnswerText
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.rounds import PLAIN, Decoding
+from medusa_engine.runtime.rounds import Decoding
+from medusa_engine.runtime.tree_plan import PLAIN
 
 _log = logging.getLogger(__name__)
 

@@ -67,7 +67,8 @@ class OnnxRuntimeState:
     def __init__(self, backend: OnnxRuntimeBackend) -> None:
         self._backend = backend
         limits = backend.limits
-        self._slots = tuple(Slot.allocate(limits.max_tree_nodes, limits.depth) for _ in range(2))
+        rows = max(limits.max_tree_nodes, 1 + limits.heads * limits.topk + limits.lookup)  # all candidates have room
+        self._slots = tuple(Slot.allocate(rows, limits.depth) for _ in range(2))
         self._current = 0  # the slot that the next pass reads
         self._rows_ready = 0
         self._bindings: dict[str, ort.IOBinding] = {}
@@ -138,6 +139,11 @@ class OnnxRuntimeState:
 
     def proposed(self) -> Int64Array:
         return self.slot.input_ids[0, : self._rows_ready].copy()
+
+    def keep_proposed(self, rows: Int64Array) -> None:
+        self._rows_ready = len(rows)
+        for array in (self.slot.input_ids, self.slot.position_ids):
+            array[0, : len(rows)] = array[0, rows]
 
     def keep_pending(self, count: int) -> None:
         self.slot.pending_count[0] = count

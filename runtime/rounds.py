@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,11 +14,10 @@ from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.strict_json import shown
-from medusa_engine.runtime.tree import PLAIN_NAME, Tree, check_tree
-from medusa_engine.runtime.tree_buffers import TreeBuffers, compile_tree
+from medusa_engine.runtime.tree_buffers import rows_among
+from medusa_engine.runtime.tree_plan import PLAIN, Plans, Proposal, TreePlan
 
 CHUNK_ROWS = 256  # prompt tokens per prefill pass
-PLAIN = Tree((), PLAIN_NAME)  # the root alone: one token per pass
 
 
 class Round(NamedTuple):
@@ -33,82 +32,6 @@ class Round(NamedTuple):
     token_ids: list[int]
     seconds: float
     tree: str = PLAIN.name
-
-
-class Plans(Protocol):
-    """Says which tree the next round verifies."""
-
-    @property
-    def used(self) -> Tree:
-        """The tree that is taken where nothing else is tried."""
-
-    def begin(self, prompt_ids: Sequence[int]) -> None:
-        """A new answer begins, to all these tokens."""
-
-    def choose(self) -> TreePlan:
-        """The tree for the round behind the pass that is about to run."""
-
-    def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:
-        """Take note of a round; they come in their order.
-
-        Args:
-            plan: of the tree.
-            token_ids: tokens it published.
-            seconds: its wall time.
-            whole: whether it verified the whole tree and did not end the answer: else it may have been cut.
-        """
-
-
-class TreePlan:
-    """The buffers of one tree and of the smaller ones it shrinks to at the end of the cache.
-
-    As `Plans` it chooses itself, always. Several threads may use it.
-
-    Args:
-        tree: proposed by every round.
-        limits: of the engine.
-        verified_rows: a round verifies no more than this many of its rows; None for all.
-
-    Raises:
-        UserError: the engine cannot run the tree.
-    """
-
-    def __init__(self, tree: Tree, limits: Limits, *, verified_rows: int | None = None) -> None:
-        check_tree(
-            tree,
-            heads=limits.heads,
-            topk=limits.topk,
-            max_tree_nodes=limits.max_tree_nodes,
-            lookup=limits.lookup,
-        )
-        self.tree = tree
-        self._limits = limits
-        self._most = min(tree.nodes, verified_rows or tree.nodes)
-        self._by_rows: dict[int, TreeBuffers] = {}
-        self.full = self._compiled(tree)
-
-    def fit(self, rows: int) -> TreeBuffers:
-        """Buffers of the tree's first `rows` packed rows, or of all that a round verifies if they are no more."""
-        rows = min(rows, self._most)
-        if rows not in self._by_rows:
-            self._by_rows[rows] = self._compiled(self.tree.shrunk(rows))
-        return self._by_rows[rows]
-
-    def _compiled(self, tree: Tree) -> TreeBuffers:
-        return compile_tree(tree, topk=self._limits.topk, depth=self._limits.depth, heads=self._limits.heads)
-
-    @property
-    def used(self) -> Tree:
-        return self.tree
-
-    def begin(self, prompt_ids: Sequence[int]) -> None:
-        """Nothing depends on it."""
-
-    def choose(self) -> TreePlan:
-        return self
-
-    def record(self, plan: TreePlan, token_ids: Sequence[int], seconds: float, *, whole: bool) -> None:
-        """Nothing depends on it."""
 
 
 class Decoding:
@@ -166,7 +89,7 @@ class Decoding:
         self._runs = max_new_tokens > 0
         self._budget = min(max_new_tokens, room)  # tokens that may still be published
         self._spent = "length" if max_new_tokens <= room else "cache_full"  # the reason when they are
-        self._proposed: TreePlan | None = None  # the tree of the next round
+        self._proposed: Proposal | None = None  # for the next round
         self._launched: deque[_Verified] = deque()  # rounds that were not read, oldest first
         self._stop_ids = stop_ids
         self._deadline = deadline
@@ -241,14 +164,18 @@ class Decoding:
 
     def _launch(self, held: int) -> _Verified:
         """Launch a round; `held` tokens are in the cache before what launched rounds add that were not read."""
-        plan = self._proposed
-        if self._plan is None or plan is None:
+        proposed = self._proposed
+        if self._plan is None or proposed is None:
             self._state.step()
             return _Verified(None, whole=True)
-        rows = self._state.rows_ready
-        if not self._state.ahead:  # else the cache has room for whole trees behind `max_length`
-            rows = min(rows, self._limits.max_length - held)
-        tree = plan.fit(rows)
+        plan = proposed.narrowed(None if self._state.ahead else int(self._state.proposed()[0]))
+        # Where passes are launched ahead, the cache has room for whole trees behind `max_length`.
+        room = plan.tree.nodes if self._state.ahead else self._limits.max_length - held
+        if plan is proposed:
+            tree = plan.fit(min(room, self._state.rows_ready))
+        else:
+            tree = plan.fit(room)
+            self._state.keep_proposed(rows_among(proposed.full, tree))
         self._proposed = self._plan.choose()
         self._state.round(tree, self._proposed.full)
         return _Verified(plan, whole=len(tree.tree_indices) == plan.tree.nodes)

@@ -168,6 +168,9 @@ class TensorRtState:
         self._drain()
         return self._last.proposed[: self._rows_ready].copy()
 
+    def keep_proposed(self, rows: Int64Array) -> None:
+        raise AssertionError("passes are launched ahead of those that were read")
+
     @property
     def pending_rows(self) -> Int64Array:
         """[D+1] packed rows that the pass read last accepted; only its first G count."""

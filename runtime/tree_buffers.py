@@ -29,6 +29,16 @@ class TreeBuffers:
     retrieve_indices: npt.NDArray[np.int64]
 
 
+def rows_among(proposed: TreeBuffers, tree: TreeBuffers) -> npt.NDArray[np.int64]:
+    """Rows of what was proposed that hold the tokens of a tree, whose candidates are all among them.
+
+    Returns:
+        [N] int64 for the N rows of the tree. Nodes of one candidate, below different ones, share a row.
+    """
+    rows = {slot: row for row, slot in enumerate(proposed.tree_indices.tolist())}
+    return np.array([rows[slot] for slot in tree.tree_indices.tolist()])
+
+
 def compile_tree(tree: Tree, *, topk: int, depth: int, heads: int | None = None) -> TreeBuffers:
     """Derive all four buffers of a round from the tree's path set.
 

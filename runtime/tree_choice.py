@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from medusa_engine.runtime.lookup_replay import Match
+from medusa_engine.runtime.past_rounds import COPYING, KINDS, LookupHits, Mean, kind_of
 from medusa_engine.runtime.round_costs import RoundCosts
 
 EXPLORATION = 1 / 200  # of the rounds: what trying other trees may cost
@@ -15,7 +16,6 @@ MARGIN = 1.05  # a larger tree is taken where it is better by more
 TRIAL_ROUNDS = 4  # in a row when a tree is tried
 BEHIND = 1.5  # tokens that a session may fall behind its smallest tree alone, and one more while it copies
 FORGIVEN = 1 / 50  # of each token that it publishes: what was lost counts so much less
-STREAKS = (1, 3, 6)  # tokens that lookups found in a row: what comes behind fewer and behind more is told apart
 
 _FIRST_CREDIT = 1.0  # rounds: what looks nearly as good is tried soon
 _LEAST_LOSS = 0.1  # per round of a trial, in rounds: how often what looks as good is tried
@@ -58,11 +58,9 @@ class TreeChoice:
         self.costs = RoundCosts([shape.rows for shape in shapes])
         self.lock = threading.Lock()
         self.lookups = LookupHits(self.depth, _ENGINE_MEMORY)
-        for kind, shortest in enumerate((0, *STREAKS)):  # at first: a streak ends here, or lasts as long again
-            self.lookups.counts[kind][0] += 1
-            self.lookups.counts[kind][min(shortest, self.depth)] += 1
+        self.lookups.expect_the_usual()
         # What heads publish beyond the lookup chain: where the lookup is wrong, and where it is right.
-        self.beyond = [(_Mean(_ENGINE_MEMORY), _Mean(_ENGINE_MEMORY)) for _ in shapes]
+        self.beyond = [(Mean(_ENGINE_MEMORY), Mean(_ENGINE_MEMORY)) for _ in shapes]
         self.credit = [_FIRST_CREDIT] * len(self.shapes)  # rounds that a trial may cost
 
     def session(self) -> SessionChoice:
@@ -91,10 +89,10 @@ class SessionChoice:
     """Says which tree each round of a session verifies; made by `TreeChoice.session`.
 
     A tree is worth the tokens that its round is expected to publish over what it costs. How far lookups are right is
-    known of every round, whatever tree it verified, and depends on how many tokens in a row they have just found: where
-    an answer copies, a long chain is worth its rows, and where the copy ends it is dropped. What heads add is known of
-    trees that ran; here it is measured how this session's text compares with others'. Both begin with what the engine
-    knows.
+    known of every round, whatever tree it verified, and depends on the key that was found and on how many tokens in a
+    row they have just found: where an answer copies, a long chain is worth its rows, elsewhere it is left out. What
+    heads add is known of trees that ran; here it is measured how this session's text compares with others'. Both begin
+    with what the engine knows.
 
     Other trees are tried for some rounds in a row: the smallest one as soon as nothing else tells what rows cost, those
     that are expected to be worse as often as it costs EXPLORATION of the rounds together. A trial ends early if it
@@ -106,38 +104,50 @@ class SessionChoice:
     def __init__(self, shared: TreeChoice) -> None:
         self._shared = shared
         self._lookups = LookupHits(shared.depth, _SESSION_MEMORY)
-        self._heads = _Mean(_SESSION_MEMORY)  # tokens that heads added, over those that were expected
+        self._heads = Mean(_SESSION_MEMORY)  # tokens that heads added, over those that were expected
         self._lead = 0.0  # tokens that were published beyond those of the smallest tree in the same time
-        self._used = 0
-        self._kind, self._since = -1, 0  # of the streak when trees were compared, and rounds since then
+        self._best: list[int | None] = [None] * KINDS  # tree in use by kind of match; None before trees were compared
+        self._compared = [0] * KINDS  # the round in which that was
+        self._kind = self._round = self._credited = 0
         self._tried = self._beside = 0  # a tree that is tried, and the one that would be used
         self._left = 0  # rounds of the trial to come
         self._allowance = 0.0  # what it may still lose, in rounds of the tree beside it
 
     @property
     def used(self) -> int:
-        """Index of the tree in use: the best, as far as is known."""
-        return self._used
+        """Index of the tree in use: the best for the last match, as far as is known."""
+        return self._best[self._kind] or 0
 
-    def choose(self, streak: int) -> int:
-        """Index of the tree for the round behind the one that is about to run.
+    def wants_heads(self, match: Match) -> bool:
+        """Whether the tree of a round with a match like this is expected to hold candidates of heads."""
+        with self._shared.lock:
+            kind = kind_of(match)
+            if self._best[kind] is None:
+                self._compare(kind)
+            tree = self._tried if self._left else self._best[kind]
+            return self._shared.shapes[tree or 0].heads > 0
+
+    def choose(self, match: Match, *, heads: bool = True) -> int:
+        """Index of the tree for a round.
 
         Args:
-            streak: how many tokens in a row lookups have found up to here.
+            match: of its lookup, or the last one that is known.
+            heads: whether there are candidates of heads; else a tree without any is chosen.
         """
         with self._shared.lock:
-            kind = _kind(streak)
-            self._since += 1
-            same = kind == self._kind and self._used == self._shared.smallest and self._since < _SAME_ROUNDS
+            self._round += 1
+            self._kind = kind = kind_of(match)
+            same = self._best[kind] == self._shared.smallest and self._round - self._compared[kind] < _SAME_ROUNDS
             if not self._left and not same:
-                worth = self._worth(kind)
-                self._take_best(worth, kind)
-                self._try_what_is_due(worth, kind)
-                self._kind, self._since = kind, 0
-            if not self._left:
-                return self._used
-            self._left -= 1
-            return self._tried
+                self._compare(kind)
+            if self._left and (heads or not self._shared.shapes[self._tried].heads):
+                self._left -= 1
+                return self._tried
+            best = self.used
+            if heads or not self._shared.shapes[best].heads:
+                return best
+            without = [tree for tree, shape in enumerate(self._shared.shapes) if not shape.heads]
+            return self._best_of(without, self._worth(kind), kind)
 
     def record(self, tree: int, published: int, seconds: float) -> None:
         """Count the time of a round.
@@ -156,17 +166,17 @@ class SessionChoice:
                 if self._allowance < 0:
                     self._left = 0
 
-    def learn(self, tree: int, streak: int, published: int, hits: int) -> None:
+    def learn(self, tree: int, match: Match, published: int, hits: int) -> None:
         """Count what a round published, once the tokens behind it tell how far its lookup was right.
 
         Args:
-            streak: that its tree was chosen with.
+            match: that its tree was chosen with.
             hits: right tokens of a lookup chain as deep as the deepest of the trees.
         """
         with self._shared.lock:
             shared, shape = self._shared, self._shared.shapes[tree]
             for lookups in (shared.lookups, self._lookups):
-                lookups.add(_kind(streak), hits)
+                lookups.add(kind_of(match), hits)
             if shape.heads:
                 added = published - 1 - min(hits, shape.lookup)
                 self._heads.add(added, shared.heads_add(tree, hit=hits > 0))
@@ -195,36 +205,43 @@ class SessionChoice:
         published = self._published(kind)
         return [None if cost is None else tokens / cost for tokens, cost in zip(published, costs, strict=True)]
 
-    def _take_best(self, worth: Sequence[float | None], kind: int) -> None:
-        """Use the best tree that the session affords, or the smallest of those that are as good but for MARGIN."""
-        known = [(tree, value) for tree, value in enumerate(worth) if value is not None and self._affords(tree, kind)]
-        if not known:
-            return
-        least = max(value for _, value in known) / MARGIN
-        before = self._used
-        self._used = min((tree for tree, value in known if value >= least), key=self._rows)
-        if not self._shared.costs.timed(self._used):
-            self._try(self._used, before, TRIAL_ROUNDS)  # long enough to be timed
+    def _compare(self, kind: int) -> None:
+        """Find the best tree for a kind of match, and begin the trial that is due, if any."""
+        worth, before = self._worth(kind), self._best[kind] or 0
+        used = self._best_of(range(len(worth)), worth, kind)
+        self._best[kind], self._compared[kind] = used, self._round
+        if not self._shared.costs.timed(used) and worth[used] is not None:
+            self._try(used, before, TRIAL_ROUNDS)  # long enough to be timed
+        self._try_what_is_due(worth, kind, used)
 
-    def _try_what_is_due(self, worth: Sequence[float | None], kind: int) -> None:
+    def _best_of(self, trees: Iterable[int], worth: Sequence[float | None], kind: int) -> int:
+        """The best that the session affords, or the smallest of those that are as good but for MARGIN."""
+        known = {tree: value for tree in trees if (value := worth[tree]) is not None and self._affords(tree, kind)}
+        if not known:
+            return min(trees)
+        least = max(known.values()) / MARGIN
+        return min((tree for tree, value in known.items() if value >= least), key=self._rows)
+
+    def _try_what_is_due(self, worth: Sequence[float | None], kind: int, used: int) -> None:
         """Begin the trial that is due, if any; that of the fewest rows first."""
         shared = self._shared
-        others = sorted((tree for tree in range(len(worth)) if tree != self._used), key=self._rows)
+        others = sorted((tree for tree in range(len(worth)) if tree != used), key=self._rows)
         for tree in others:
-            shared.credit[tree] += EXPLORATION * self._since / len(others)
-        shared.credit[self._used] = 0.0
-        if self._left or not shared.costs.timed(self._used):
+            shared.credit[tree] += EXPLORATION * (self._round - self._credited) / len(others)
+        self._credited = self._round
+        shared.credit[used] = 0.0
+        if self._left or not shared.costs.timed(used):
             return
         for tree in others:
-            loss = TRIAL_ROUNDS * self._loss(tree, worth)
+            loss = TRIAL_ROUNDS * self._loss(tree, worth, used)
             if shared.credit[tree] >= loss and self._affords(tree, kind):
-                self._try(tree, self._used, loss)
+                self._try(tree, used, loss)
                 return
 
-    def _loss(self, tree: int, worth: Sequence[float | None]) -> float:
+    def _loss(self, tree: int, worth: Sequence[float | None], used: int) -> float:
         """What a round of a trial is expected to lose, in rounds of the tree in use; 0 to learn what rows cost."""
-        cost, usual = self._shared.costs.of(tree), self._shared.costs.of(self._used)
-        value, best = worth[tree], worth[self._used]
+        cost, usual = self._shared.costs.of(tree), self._shared.costs.of(used)
+        value, best = worth[tree], worth[used]
         if cost is None or usual is None or value is None or best is None:
             return 0.0
         return max(cost / usual * (1 - value / best), _LEAST_LOSS)
@@ -232,7 +249,7 @@ class SessionChoice:
     def _affords(self, tree: int, kind: int) -> bool:
         """Whether the session has lost no more than it may even if a round of this tree publishes one token."""
         cost = self._shared.relative_cost(tree)
-        return cost is None or cost <= 1 or self._lead + 1 - cost >= -BEHIND - (kind == len(STREAKS))
+        return cost is None or cost <= 1 or self._lead + 1 - cost >= -BEHIND - (kind == COPYING)
 
     def _try(self, tree: int, beside: int, expected_loss: float) -> None:
         self._tried, self._beside, self._left = tree, beside, TRIAL_ROUNDS
@@ -241,39 +258,3 @@ class SessionChoice:
 
     def _rows(self, tree: int) -> int:
         return self._shared.shapes[tree].rows
-
-
-class LookupHits:
-    """How many tokens of a lookup were right, older rounds counted less.
-
-    Args:
-        depth: tokens of a lookup.
-        memory: rounds that count.
-
-    Attributes:
-        counts: [kinds][1 + depth], rounds by how many tokens had been found in a row before, and by right tokens.
-    """
-
-    def __init__(self, depth: int, memory: float) -> None:
-        self._kept = 1 - 1 / memory
-        self.counts = [[0.0] * (1 + depth) for _ in range(1 + len(STREAKS))]
-
-    def add(self, kind: int, hits: int) -> None:
-        self.counts[kind] = [self._kept * count for count in self.counts[kind]]
-        self.counts[kind][hits] += 1
-
-
-class _Mean:
-    """`total` over `weight`, of values that count less the older they are."""
-
-    def __init__(self, memory: float) -> None:
-        self._kept = 1 - 1 / memory
-        self.weight = self.total = 0.0
-
-    def add(self, value: float, weight: float = 1.0) -> None:
-        self.weight = self._kept * self.weight + weight
-        self.total = self._kept * self.total + value
-
-
-def _kind(streak: int) -> int:
-    return bisect_right(STREAKS, streak)

@@ -11,9 +11,10 @@ from drafts import ObservedState, PlantedDrafts
 from tiny_models import Exported
 
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.sampling import draw, penalised_logits, processed_probabilities, uniforms
 from medusa_engine.runtime.tree import Tree, parse_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 TREE = parse_tree([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]], "a test's")
 

@@ -13,9 +13,10 @@ from tree_invariants import prefix_closure
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import Limits
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import Tree, parse_tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import TreePlan
 
 ANSWER_TOKENS = 256
 CACHE_EVERY = 50  # rounds of a batch

@@ -17,8 +17,9 @@ from tiny_models import greedy_ids
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import file_sha256
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import Tree, load_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 pytestmark = pytest.mark.demo
 

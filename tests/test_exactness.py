@@ -18,8 +18,9 @@ from tree_invariants import prefix_closure
 from tree_strategies import trees
 
 from medusa_engine.runtime import rounds
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import Tree, parse_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 ANSWER_TOKENS = 24
 

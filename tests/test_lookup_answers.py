@@ -20,8 +20,9 @@ from tree_strategies import trees
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation import GenerationStream
-from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import LOOKUP, Tree, parse_tree
+from medusa_engine.runtime.tree_plan import PLAIN, TreePlan
 
 
 @st.composite

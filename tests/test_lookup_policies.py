@@ -16,9 +16,10 @@ from tiny_models import Exported
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import parse_tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import TreePlan
 
 
 @pytest.mark.parametrize("bundle", ["own_heads", "no_heads"])

@@ -25,8 +25,9 @@ from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import read_manifest
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 HEADS = 3
 SIZES = ("--max-length", "200", "--top-k", "5", "--max-tree-nodes", "24", "--acceptance", "sample")

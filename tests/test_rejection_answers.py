@@ -21,7 +21,7 @@ from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.posterior import accept_rejection
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.sampling import (
     ACCEPT_STREAM,
     DRAFT_STREAM,
@@ -31,6 +31,7 @@ from medusa_engine.runtime.sampling import (
     uniforms,
 )
 from medusa_engine.runtime.tree import Tree, chain, parse_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 PROMPT = [7, 3, 1]
 POLICIES = [

@@ -9,8 +9,9 @@ from drafts import ObservedState, PlantedDrafts
 from greedy_check import check_greedy
 from tiny_models import Exported
 
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 # They fit these options of medusa-export. Lookup depends on no model; without it an export takes a tenth less.
 SIZES = ("--untrained-heads", "3", "--top-k", "4", "--max-tree-nodes", "16", "--no-lookup")

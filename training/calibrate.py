@@ -13,9 +13,10 @@ from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.manifest import Limits
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import Tree, TreePath
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import TreePlan
 from medusa_engine.training.calibration import Answer, Calibration, usable_heads
 from medusa_engine.training.tree_search import END, MISS, tree_of
 
@@ -93,6 +94,9 @@ class _Recorder:
 
     def proposed(self) -> npt.NDArray[np.int64]:
         return self._state.proposed()
+
+    def keep_proposed(self, rows: npt.NDArray[np.int64]) -> None:
+        self._state.keep_proposed(rows)
 
     def keep_pending(self, count: int) -> None:
         self._state.keep_pending(count)

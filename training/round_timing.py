@@ -13,8 +13,9 @@ from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import Limits
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 ROUNDS = 4  # timed in each pass at most, behind one that is not
 LEAST_PASSES, MOST_PASSES = 5, 50

@@ -13,9 +13,9 @@ from tiny_models import HEADS_FILE, RANDOM_HIDDEN, RANDOM_VOCAB, Exported, expor
 from medusa_engine.exporter.cli import main
 from medusa_engine.exporter.heads import MedusaHeads
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import TreePlan
 from medusa_engine.runtime.sampling import DRAFT_STREAM, draw, processed_probabilities, uniforms
 from medusa_engine.runtime.tree import chain, parse_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 HEADS, DRAFT, TOPK = 2, 9, 4
 TREE = parse_tree([[0], [1], [2], [0, 0], [1, 0]], "tree")

@@ -16,9 +16,9 @@ from medusa_engine.exporter.plan_io import plan_io
 from medusa_engine.exporter.self_test import LEAST_EQUAL, PROMPTS, ROUNDS, GraphRounds, PlanRounds, Tokens, compare
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import read_manifest
-from medusa_engine.runtime.rounds import TreePlan
 from medusa_engine.runtime.tree import load_tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import TreePlan
 
 if TYPE_CHECKING:
     from tiny_models import Rigged

@@ -31,8 +31,9 @@ from medusa_engine.exporter.verify_page import page
 from medusa_engine.exporter.verify_report import text
 from medusa_engine.exporter.verify_settings import VerifySettings
 from medusa_engine.runtime.lookup import lookup_tokens
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import TreePlan
 
 PROMPTS = [[5, 17, 3, 9, 40, 2], [11, 12, 13]]
 ROUNDS = 12

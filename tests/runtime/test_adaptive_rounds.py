@@ -17,10 +17,11 @@ from medusa_engine.runtime.generation import Generation
 from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.tree import Tree, parse_tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import PLAIN, TreePlan
 
 if TYPE_CHECKING:
     from tiny_models import Exported, Rigged
@@ -246,8 +247,8 @@ def test_what_is_measured_is_shared_by_sessions_and_kept_apart_by_policy(own_hea
     engine = Engine.open(own_heads.bundle, threads=1)
     sample = AcceptancePolicy("sample", temperature=0.9, seed=3)
     first = engine.generate(prompt_ids=PROMPT, max_new_tokens=40).round_trees
-    assert first[:4] == ["a_tree"] * 4 and "plain" in first  # with nothing known
-    assert engine.generate(prompt_ids=PROMPT, max_new_tokens=40, acceptance=sample).round_trees[:4] == ["a_tree"] * 4
+    assert first[:3] == ["a_tree"] * 3 and "plain" in first  # with nothing known
+    assert engine.generate(prompt_ids=PROMPT, max_new_tokens=40, acceptance=sample).round_trees[:3] == ["a_tree"] * 3
     shared = engine._adaptive
     assert set(shared) == {"greedy", "sample"}
     assert all(choice.costs.timed(0) for choice in (trees.choice for trees in shared.values()))
@@ -271,15 +272,16 @@ def test_lookups_are_counted_with_any_tree_as_the_reference_looks_them_up(
     own_heads: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = own_heads.engine
-    trees = AdaptiveTrees([PAIR, LOOKUP_TREE], engine.limits)
+    trees = AdaptiveTrees([PAIR, LOOKUP_TREE], engine.limits, late=True)
     for prompt in ([5, 6, 7, 8, 5, 6, 7, 8, 5], PROMPT, [3]):
         learned: list[tuple[int, int, int]] = []
         plans = trees.session()
-        monkeypatch.setattr(plans._choice, "choose", lambda _streak: 2)  # plain steps: each token is a round's root
+        # Plain steps: each token is a round's root.
+        monkeypatch.setattr(plans._choice, "choose", lambda _match, heads: 2)
         monkeypatch.setattr(
             plans._choice,
             "learn",
-            lambda tree, streak, published, hits: learned.append((tree, published, hits)),  # noqa: B023
+            lambda tree, match, published, hits: learned.append((tree, published, hits)),  # noqa: B023
         )
         state = engine.backend.new_state()
         decoding = Decoding(state, engine.limits, prompt, plan=plans, max_new_tokens=30, stop_ids=frozenset())

@@ -20,8 +20,9 @@ from medusa_engine.runtime.cuda import open_cuda
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
-from medusa_engine.runtime.rounds import PLAIN, Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import Tree, parse_tree
+from medusa_engine.runtime.tree_plan import PLAIN, TreePlan
 
 if TYPE_CHECKING:
     from tiny_models import Exported, Rigged

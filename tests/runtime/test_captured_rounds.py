@@ -21,9 +21,10 @@ from plan_states import check_plan_cache, device_array
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import parse_tree
 from medusa_engine.runtime.tree_buffers import compile_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 if TYPE_CHECKING:
     from tiny_models import Exported, Rigged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_engine.runtime.lookup import lookup_tokens
+from medusa_engine.runtime.lookup import latest_match, lookup_tokens
 from medusa_engine.runtime.lookup_replay import LookupReplay
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -34,15 +34,20 @@ def test_hits_are_those_of_the_reference_as_soon_as_they_can_be_told(
 
 
 @given(prompt=TOKENS, answer=TOKENS)
-def test_a_streak_is_of_tokens_that_were_looked_up_right(prompt: list[int], answer: list[int]) -> None:
+def test_a_match_is_the_key_and_the_tokens_that_were_looked_up_right_before(
+    prompt: list[int], answer: list[int]
+) -> None:
     replay = LookupReplay(prompt, 3)
-    assert replay.streak == 0  # a prompt copies as it likes
+    assert replay.match == (latest_match(prompt)[0], 0)  # a prompt copies as it likes
     streak = 0
     for count, token in enumerate(answer):
         found = lookup_tokens([*prompt, *answer[:count]], 1)[0]
         streak = streak + 1 if found == token else 0
+        expected = (latest_match([*prompt, *answer[: count + 1]])[0], streak)
+        assert replay.match_behind(token) == expected
+        assert len(replay.tokens) == len(prompt) + count  # it is not taken yet
         replay.append(token)
-        assert replay.streak == streak
+        assert replay.match == expected
 
 
 def test_without_a_chain_there_are_no_hits() -> None:

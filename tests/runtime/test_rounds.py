@@ -17,9 +17,10 @@ from tree_strategies import trees
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import Tree, load_tree, parse_tree
 from medusa_engine.runtime.tree_buffers import TreeBuffers
+from medusa_engine.runtime.tree_plan import TreePlan
 
 DATA = Path(__file__).parents[1] / "data"
 SHIPPED = Path(__file__).parents[2] / "trees"

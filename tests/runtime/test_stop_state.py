@@ -13,8 +13,9 @@ from tiny_models import Exported
 from medusa_engine.runtime import rounds
 from medusa_engine.runtime.backend import DecodeState
 from medusa_engine.runtime.policy import AcceptancePolicy
-from medusa_engine.runtime.rounds import Decoding, TreePlan
+from medusa_engine.runtime.rounds import Decoding
 from medusa_engine.runtime.tree import parse_tree
+from medusa_engine.runtime.tree_plan import TreePlan
 
 PROMPT = [7, 3, 1, 40]
 TOKENS = 18  # of an answer that are looked at
