@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.head_formats import identify
 from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.exporter.tensor_file import TensorFiles
-from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 

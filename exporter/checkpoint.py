@@ -9,11 +9,12 @@ from typing import Any
 
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
 from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.family import check_family
 from medusa_engine.exporter.gguf_rope import scale_rope
 from medusa_engine.exporter.loaded_weights import check_parameters
 from medusa_engine.exporter.text_decoder import NAMES
-from medusa_engine.exporter.weight_files import check_weights, first_line, weight_files
+from medusa_engine.exporter.weight_files import check_weights, weight_files
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.strict_json import read_json

@@ -20,11 +20,12 @@ from medusa_engine.exporter.backbone import check_backbone
 from medusa_engine.exporter.check import check_logits, reference_logits
 from medusa_engine.exporter.check_rows import check_rows
 from medusa_engine.exporter.cost_facts import cost_facts
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.exact_attention import use_exact_attention
 from medusa_engine.exporter.experts import dense_experts
 from medusa_engine.exporter.family import cache_sizes
 from medusa_engine.exporter.generation_note import generation_note
-from medusa_engine.exporter.head_checkpoint import load_heads
+from medusa_engine.exporter.head_checkpoint import fit_heads, read_checkpoint
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, no_heads, untrained_heads
 from medusa_engine.exporter.rope import fixed_positions, fixed_rope
 from medusa_engine.exporter.round import Round
@@ -34,7 +35,6 @@ from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, QUANTISED, Expor
 from medusa_engine.exporter.stage import stage
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.vocabulary import check_vocabulary
-from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import (
@@ -61,14 +61,14 @@ def export(settings: ExportSettings) -> Path:
     """
     check_settings(settings)
     trees = _load_trees(settings.trees)
-    if settings.no_heads or settings.untrained_heads is not None:  # else the number is known when they are loaded
-        _check_trees(trees, settings, settings.untrained_heads or 0)
     source = checkpoint.find_source(settings.model)
     target = settings.output or Path("engines") / source.name.lower()
     place = target.resolve()  # what is checked is what is replaced: `..` and links are followed here, once
     for path in (target, place):
         bundle.check_target(path, force=settings.force)
     heads_path = _heads_path(settings, source)
+    stored = None if heads_path is None else read_checkpoint(heads_path)
+    _check_trees(trees, settings, (settings.untrained_heads or 0) if stored is None else stored.weights.heads)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of is checked, and refused, here
 
@@ -76,8 +76,8 @@ def export(settings: ExportSettings) -> Path:
     with stage(f"loading {source.path}"):
         model = checkpoint.load_model(source, settings.dtype)
         config, architecture = model.config.get_text_config(), type(model).__name__
-        if heads_path:
-            heads = load_heads(heads_path, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
+        if stored is not None:
+            heads = fit_heads(stored, hidden=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype)
         elif settings.no_heads:
             heads = no_heads(config.hidden_size).to(dtype)
         else:
@@ -85,7 +85,6 @@ def export(settings: ExportSettings) -> Path:
         check_backbone(heads, source.weight_files())
         with _traceable(source, architecture):
             limits = _limits(settings, model, heads)
-        _check_trees(trees, settings, limits.heads)
     for note in heads.notes:
         print(f"note: {heads_path}: {note}", file=sys.stderr)
     if note := generation_note(model.generation_config):

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.text_decoder import KINDS, text_decoder
-from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 

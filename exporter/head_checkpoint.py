@@ -13,10 +13,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
 
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.head_formats import HeadFormat, HeadNames, identify
 from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.exporter.tensor_file import TensorFiles
-from medusa_engine.exporter.weight_files import first_line, weight_files
+from medusa_engine.exporter.weight_files import weight_files
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json, shown
@@ -75,7 +76,13 @@ def load_heads(path: Path, *, hidden: int, vocab_size: int, dtype: torch.dtype =
     Raises:
         UserError: as `read_checkpoint`, or the heads are of another base model.
     """
-    checkpoint = read_checkpoint(path)
+    return fit_heads(read_checkpoint(path), hidden=hidden, vocab_size=vocab_size, dtype=dtype)
+
+
+def fit_heads(
+    checkpoint: HeadCheckpoint, *, hidden: int, vocab_size: int, dtype: torch.dtype = torch.float32
+) -> HeadWeights:
+    """Heads that were read, for a backbone; arguments and errors as of `load_heads`."""
     weights, file = checkpoint.weights, checkpoint.files[0]
     hint = "give heads that were trained for this base model"
     if weights.hidden != hidden:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from medusa_engine.exporter.checkpoint import Source
-from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.exporter.error_text import first_line
+from medusa_engine.exporter.gguf_tokenizer import split_as_gguf_says
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.tokenizer_errors import refusing
@@ -38,6 +40,8 @@ def stop_token_ids(model: Any, tokenizer: Any | None) -> list[int]:
 def save_tokenizer(source: Source, folder: Path) -> Any | None:
     """Write `tokenizer.json`, its config and the chat template into `folder`; None if there is no tokenizer.
 
+    What is odd about it is noted on standard error.
+
     Raises:
         UserError: the tokenizer's files are damaged or have no fast form.
     """
@@ -48,6 +52,8 @@ def save_tokenizer(source: Source, folder: Path) -> Any | None:
     hint = "repair the tokenizer's files, or remove them to export an engine that runs by token ids"
     with refusing(f"{source.path}: cannot load the tokenizer", hint):
         tokenizer = AutoTokenizer.from_pretrained(**source.load_options())
+        if source.gguf and (note := split_as_gguf_says(tokenizer.backend_tokenizer, source.path)):
+            print(f"note: {source.path}: {note}", file=sys.stderr)
     try:
         written = {Path(name).name for name in tokenizer.save_pretrained(folder)}
     except OSError:

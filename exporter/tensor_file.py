@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from medusa_engine.exporter.weight_files import check_weights, first_line
+from medusa_engine.exporter.error_text import first_line
+from medusa_engine.exporter.weight_files import check_weights
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import shown
 

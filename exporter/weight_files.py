@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.gguf_header import check_gguf
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.file_place import check_inside
@@ -75,15 +76,6 @@ def check_weights(path: Path) -> None:
                 pass  # opening checks that header and length agree
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot read the weights: {first_line(error)}", _FETCH_HINT) from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says, without terminal colours; with its kind where that is a word or nothing."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    line, *more = text.splitlines() or [""]
-    if line.endswith(":") and more:  # the reason is on the next one
-        line = f"{line} {more[0].strip()}"
-    return line if " " in line else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
 def _check_experts(folder: Path, paths: Sequence[Path], experts: int) -> None:

@@ -15,7 +15,7 @@ def choose_device(wanted: str | None) -> str:
     """
     import torch
 
-    from medusa_engine.exporter.weight_files import first_line
+    from medusa_engine.exporter.error_text import first_line
 
     name = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.heads import HeadWeights, MedusaHeads, untrained_heads
 from medusa_engine.exporter.tensor_file import check_archive
-from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.features import Features

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from medusa_engine.exporter import checkpoint
 from medusa_engine.exporter.backbone import ADAPTER_FILE
@@ -82,7 +83,8 @@ def _shape(heads: HeadWeights) -> dict[str, int]:
 def _put_together(folder: Path) -> Iterator[Path]:
     """A folder to write into, whose files then come into `folder`, the config last; older release files go before."""
     make_folder(folder)
-    with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".release-") as partial:
+    temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".release-")
+    with writing(folder, also=(SafetensorError,)), temporary as partial:
         yield Path(partial)
         stale = [*folder.glob("*.safetensors"), *folder.glob("model.safetensors.index.json")]
         for path in [folder / _CONFIG, *stale]:

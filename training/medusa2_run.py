@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers.trainer_utils import get_last_checkpoint
 
 from medusa_engine.exporter import checkpoint
-from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json
@@ -85,7 +86,7 @@ def _train(options: argparse.Namespace) -> None:
     )
     if resumed is None and trainer.is_world_process_zero():
         write_json(options.output / FACTS_NAME, chosen, indent=2)
-    with writing(options.output):
+    with writing(options.output, also=(SafetensorError,)):
         try:
             trainer.train(resume_from_checkpoint=resumed)
         except RuntimeError as error:

@@ -14,7 +14,7 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.labels import IGNORED
@@ -163,7 +163,7 @@ class Medusa2Trainer(transformers.Trainer):
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.contiguous() for name, tensor in self.model.trained_state().items()}
-        with writing(folder / STATE_FILE):
+        with writing(folder / STATE_FILE, also=(SafetensorError,)):
             save_file(state, folder / STATE_FILE)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:

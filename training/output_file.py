@@ -7,9 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from medusa_engine.exporter.weight_files import first_line
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.runtime.errors import UserError
 
 
@@ -51,15 +49,18 @@ def _check_place(path: Path, folder: Path, option: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, option: str = "--output") -> Iterator[None]:
+def writing(path: Path, *, option: str = "--output", also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Name the file or folder when the system refuses to write there.
+
+    Args:
+        also: errors of a library that mean the same.
 
     Raises:
         UserError: it does.
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, *also) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise UserError(f"{path}: cannot write: {reason}", f"free space there, or give another {option}") from error
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.tensor_file import check_archive
-from medusa_engine.exporter.weight_files import first_line
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
