@@ -83,8 +83,10 @@ def _shape(heads: HeadWeights) -> dict[str, int]:
 def _put_together(folder: Path) -> Iterator[Path]:
     """A folder to write into, whose files then come into `folder`, the config last; older release files go before."""
     make_folder(folder)
-    temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".release-")
-    with writing(folder, also=(SafetensorError,)), temporary as partial:
+    with (
+        writing(folder, also=(SafetensorError,)),
+        tempfile.TemporaryDirectory(dir=folder, prefix=".release-") as partial,
+    ):
         yield Path(partial)
         stale = [*folder.glob("*.safetensors"), *folder.glob("model.safetensors.index.json")]
         for path in [folder / _CONFIG, *stale]:
