@@ -137,7 +137,10 @@ def test_folder_without_heads(tmp_path: Path, refuses: Refuses) -> None:
     refuses(tmp_path / "empty", named=[tmp_path / "empty", "medusa_lm_head"])
 
 
-def test_tree_deeper_than_the_heads(llama_folder: Path, tmp_path: Path, commands: Commands) -> None:
+def test_tree_deeper_than_the_heads(
+    llama_folder: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medusa_engine.exporter.checkpoint.load_model", pytest.fail)  # it is refused before that
     tree = write_tree(tmp_path / "deep.json", [[0] * length for length in range(1, 5)])
     heads = shutil.copy(ARTIFACTS / "good_heads.safetensors", tmp_path / "heads.safetensors")
     arguments = ("--model", llama_folder, "--tree", tree, "-o", tmp_path / "bundle", "--heads", heads)

@@ -25,6 +25,8 @@ DATA_PATTERNS = (
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "tokenizers"),
     *("tensorrt", "tensorrt_rtx", "cuda"),
+    *("accelerate", "gguf", "huggingface_hub", "peft", "safetensors"),
+    *("matplotlib", "tqdm", "prometheus_client", "starlette", "uvicorn"),
 )
 SCRIPTS = sorted(
     script.name
