@@ -113,6 +113,13 @@ def test_the_document_of_the_server_has_its_every_option() -> None:
     assert [option for option in sorted(options) if f"`{option}" not in text] == []
 
 
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_helps_say_that_trees_have_names_and_hold_for_every_machine(command: str) -> None:
+    helps = {option: action.help or "" for action in parser_of(command)._actions for option in action.option_strings}
+    assert "name of a shipped" in helps.get("--tree", "the name of a shipped tree")
+    assert not re.search("[0-9]|%", helps.get("--threads", ""))
+
+
 def long_options(parser: argparse.ArgumentParser) -> set[str]:
     return {option for option in options_of(parser) if option.startswith("--")} - {"--help"}
 
