@@ -120,7 +120,8 @@ def distill(
                 rows[index] = start()
         now = time.monotonic()
         if now - told >= PROGRESS_SECONDS:
-            _report(f"{writer.waiting} of {size} conversations of a shard, {passed / (now - started):.0f} tokens/s")
+            rate = passed / (now - started)
+            _report(f"{writer.waiting} of {counted(size, 'conversation')} of a shard, {rate:.0f} tokens/s")
             told = now
     if not any(rows):  # the prompts have run out: their last answers fill no whole shard
         writer.flush()
