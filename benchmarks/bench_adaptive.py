@@ -81,7 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="a tree that is slow here, beside the engine's own; default: %(default)s",
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt; default: %(default)s")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: %(default)s")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="default: one for each CPU that this process may use",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions and all samples")
     return parser
 

@@ -47,7 +47,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bundle-8192", type=Path, help="the same export with --max-length 8192; default: made anew")
     parser.add_argument("--samples", type=int, default=25, help="per measurement; default: %(default)s")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: %(default)s")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="default: one for each CPU that this process may use",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions and all samples")
     return parser
 

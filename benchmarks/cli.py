@@ -47,8 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         dest="trees",
-        metavar="FILE",
-        help="measure this tree beside the bundle's own; may be given again",
+        metavar="TREE",
+        help="measure this tree, a file or the name of a shipped one, beside the bundle's own; may be given again",
     )
     parser.add_argument(
         "--prompts",
@@ -82,7 +82,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--repeats", type=int, default=BenchSettings.repeats, help="samples of each timed pass; default: %(default)s"
     )
     parser.add_argument(
-        "--threads", type=int, default=BenchSettings(Path()).threads, help="of every runtime; default: %(default)s"
+        "--threads",
+        type=int,
+        default=BenchSettings(Path()).threads,
+        help="of every runtime; default: one for each CPU that this process may use",
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write a page, .html, that needs no network")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all samples, .json")

@@ -35,7 +35,7 @@ class BenchSettings:
         model: their checkpoint.
         ledger: count costs, and draw the roofline.
         repeats: samples of each timed pass.
-        threads: of every runtime.
+        threads: of every runtime; one for each CPU that this process may use.
     """
 
     engine: Path

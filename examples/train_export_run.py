@@ -3,7 +3,8 @@
     python examples/train_export_run.py MODEL FOLDER [TOKENS]
 
 MODEL is a checkpoint with a chat template, FOLDER takes all that is made, and TOKENS says how much the model writes to
-train its heads on: 2 million for heads worth having, which takes hours on a CPU. Each step is the command of its name,
+train its heads on: 2 million for heads worth having, which takes hours on a CPU. The least, to see the steps, is 1:
+data are stored by 64 conversations, and so many are written, which takes minutes. Each step is the command of its name,
 as docs/training.md has it in a shell.
 """
 
@@ -22,7 +23,7 @@ PROMPTS = ("Name three rivers.", "What is rain?", "Write a short poem.", "How do
 
 def step(command: Callable[[Sequence[str]], int], *arguments: str | Path) -> None:
     """Run a command; it has said what is wrong where it fails."""
-    print("==", command.__module__, *arguments)
+    print("==", command.__module__, *arguments, flush=True)
     if status := command([str(argument) for argument in arguments]):
         sys.exit(status)
 

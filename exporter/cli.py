@@ -38,8 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         dest="trees",
         metavar="TREE",
-        help="tree file; given again, answers change between the trees to the fastest, beginning with the first; others"
-        " can be given at run time",
+        help="tree file, or the name of a shipped tree; given again, answers change between the trees to the fastest,"
+        " beginning with the first; others can be given at run time",
     )
     parser.add_argument("-o", "--output", type=Path, help="bundle folder; default: engines/MODEL")
     parser.add_argument(

@@ -137,7 +137,7 @@ def _graph_of(settings: BuildSettings, manifest: Manifest) -> str:
     if settings.acceptance not in manifest.policies:
         raise UserError(
             f"{settings.bundle}: the bundle was exported without --acceptance {settings.acceptance}",
-            f"choose of {', '.join(manifest.policies)}, or export the model with --acceptance {settings.acceptance}",
+            f"choose {' or '.join(manifest.policies)}, or export the model with --acceptance {settings.acceptance}",
         )
     return graph_name("round", settings.acceptance)
 

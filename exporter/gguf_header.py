@@ -10,7 +10,7 @@ from pathlib import Path
 from medusa_engine.runtime.errors import UserError
 
 _HINT = "fetch the file again"
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _MOST_DIMENSIONS = 4  # ggml's
 _MOST_NESTED = 4  # arrays of arrays
 _DEFAULT_ALIGNMENT = 32
@@ -41,7 +41,7 @@ class _Walk:
         self._at = 0
 
     def check(self) -> None:
-        if self._take(4) != _MAGIC:
+        if self._take(4) != MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self._number("<I")
         if version not in (2, 3):

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from medusa_engine.exporter.error_text import first_line
+from medusa_engine.exporter.gguf_header import MAGIC
 from medusa_engine.exporter.weight_files import check_weights
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import shown
@@ -62,8 +63,12 @@ _Opened = tuple[Iterable[str], Callable[[str], torch.Tensor], dict[str, str]]
 def _open(path: Path) -> _Opened:
     check_weights(path)
     with path.open("rb") as file:
-        if file.read(_SNIFFED_BYTES).lstrip().startswith(_WEB_PAGE):
-            raise UserError(f"{path}: a web page, not a checkpoint", "download the file itself")
+        start = file.read(_SNIFFED_BYTES)
+    if start.lstrip().startswith(_WEB_PAGE):
+        raise UserError(f"{path}: a web page, not a checkpoint", "download the file itself")
+    if start.startswith(MAGIC):
+        hint = "give the .safetensors or .pt file of the heads; a GGUF model is for --model"
+        raise UserError(f"{path}: a GGUF file, which holds no heads", hint)
     return _open_safetensors(path) if path.suffix == ".safetensors" else _open_torch(path)
 
 

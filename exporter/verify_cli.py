@@ -32,7 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         dest="trees",
         metavar="TREE",
-        help="verify this tree; given again, rounds take them in turn; default: the trees of the engine",
+        help="verify this tree, a file or the name of a shipped one; given again, rounds take them in turn; default:"
+        " the trees of the engine",
     )
     parser.add_argument(
         "--prompts",

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from medusa_engine.exporter.error_text import first_line
-from medusa_engine.exporter.gguf_header import check_gguf
+from medusa_engine.exporter.gguf_header import MAGIC, check_gguf
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.file_place import check_inside
 from medusa_engine.runtime.strict_json import read_json, shown
@@ -65,7 +65,7 @@ def check_weights(path: Path) -> None:
         if start == _LFS_POINTER:
             raise UserError(f"{path}: a Git LFS pointer, not the weights", "fetch the weights with git lfs pull")
         if path.suffix == ".gguf":
-            if not start.startswith(b"GGUF"):
+            if not start.startswith(MAGIC):
                 raise UserError(f"{path}: not a GGUF file", _FETCH_HINT)
             check_gguf(path)
         if path.suffix == ".safetensors":

@@ -9,7 +9,7 @@ from typing import Any
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.file_place import check_inside
-from medusa_engine.runtime.manifest import EXPORT_HINT, Manifest, file_sha256
+from medusa_engine.runtime.manifest import COPY_HINT, Manifest, file_sha256
 
 
 def verify_files(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
@@ -32,7 +32,7 @@ def verify_file(
     hashes: bool,
     listed_in: str = "the bundle's manifest",
     made: str = "the export",
-    hint: str = EXPORT_HINT,
+    hint: str = COPY_HINT,
 ) -> None:
     """Compare a file with its {"bytes", "sha256"} in what lists it.
 

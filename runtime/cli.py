@@ -51,7 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ignore-eos", action="store_true", help="do not stop at stop tokens")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     parser.add_argument("--deadline-ms", type=float, help="end after the round that takes longer, prompt included")
-    parser.add_argument("--tree", type=Path, help="verify this tree in every round; the engine stays as it is")
+    parser.add_argument(
+        "--tree",
+        type=Path,
+        help="verify this tree, a file or the name of a shipped one, in every round; the engine stays as it is",
+    )
     parser.add_argument(
         "--no-adaptive",
         action="store_true",

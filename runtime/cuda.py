@@ -59,7 +59,7 @@ def open_cuda() -> Cuda:
     except ImportError as error:
         raise UserError(
             f"a plan runs through cuda-bindings, which Python cannot import: {error}",
-            "install it: pip install 'medusa-engine[tensorrt]' or 'medusa-engine[tensorrt-rtx]'",
+            "install it: pip install '.[tensorrt]' or '.[tensorrt-rtx]' in a clone of medusa-engine",
         ) from error
     return Cuda(runtime)
 

@@ -199,22 +199,25 @@ class Engine:
             asked = "a repetition penalty" if policy.penalises else f"--acceptance {policy.name}"
             raise UserError(
                 f"{self._plan}: the plan runs {' and '.join(self.manifest.policies)}, not {asked}",
-                "leave it out, or build another plan with medusa-build --acceptance, or run the bundle",
+                "leave it out: no plan has it, but a bundle of medusa-export without --target may"
+                if policy.penalises or policy.name == REJECTION
+                else f"leave it out, or build another plan with medusa-build --acceptance {policy.name}",
             )
         if policy.name not in self.manifest.policies:
             raise UserError(
                 f"{self.manifest.name}: the bundle was exported without --acceptance {policy.name}",
-                f"choose of {', '.join(self.manifest.policies)}, or export the model with --acceptance {policy.name}",
+                f"choose {' or '.join(self.manifest.policies)}, or export the model with --acceptance {policy.name}",
             )
         if policy.penalises and not self.manifest.repetition_penalty:
             raise UserError(
                 f"{self.manifest.name}: the bundle was exported without --repetition-penalty",
-                "leave repetition_penalty at 1, or export the model again with medusa-export --repetition-penalty",
+                "leave the penalty out, or export the model again with medusa-export --repetition-penalty",
             )
         if policy.name == TYPICAL and not speculation:
+            others = " or ".join(name for name in self.manifest.policies if name != TYPICAL)
             raise UserError(
                 "typical acceptance is chosen without speculation: it judges drafts, and there are none",
-                "choose greedy or sample, or decode with speculation",
+                f"choose {others}, or decode with speculation",
             )
 
     def _tree_for(self, policy: AcceptancePolicy, tree: Tree | None) -> Tree:
@@ -227,14 +230,16 @@ class Engine:
             return tree or self.tree
         if tree is None:
             return chain(min(self.limits.heads, self.limits.max_tree_nodes - 1))
+        sample = f", or choose --acceptance {SAMPLE}" if SAMPLE in self.manifest.policies else ""
+        hint = f"leave out the tree, or give a chain as [[0], [0, 0]]{sample}"
         if tree.lookup:
             raise UserError(
                 f"tree {tree.name} has lookup nodes, but rejection accepts a chain of drafts that the heads drew",
-                f"leave out the tree, give a chain as [[0], [0, 0]], or choose --acceptance {SAMPLE}",
+                hint,
             )
         if tree.widest_rank > 0:
             raise UserError(
                 f"tree {tree.name} has rank {tree.widest_rank}, but rejection accepts a chain: rank 0 alone",
-                f"leave out the tree, give a chain as [[0], [0, 0]], or choose --acceptance {SAMPLE}",
+                hint,
             )
         return tree

@@ -41,6 +41,7 @@ _MOST_CACHE_ELEMENTS = 1 << 44  # no machine has more
 _MOST_LAYERS = 1 << 14
 _FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
 EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
+COPY_HINT = f"copy the whole folder again, or {EXPORT_HINT}"
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def parse_manifest(document: object, path: Path | str) -> Manifest:
         )
     unsigned = {name: value for name, value in document.items() if name != "sha256"}
     if document.get("sha256") != document_sha256(unsigned):
-        raise UserError(f"{path}: changed since the export (its sha256 differs)", EXPORT_HINT)
+        raise UserError(f"{path}: changed since the export (its sha256 differs)", COPY_HINT)
 
     def field_of(name: str, kind: type) -> Any:
         if not isinstance(document.get(name), kind):

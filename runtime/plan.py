@@ -175,7 +175,7 @@ def check_plan_files(path: Path, plan: Plan, *, hashes: bool = True) -> None:
     Raises:
         UserError: a file is missing, of another size, or of other content; names it and the command that mends it.
     """
-    hint = f"build the plan again: {build_command(path, plan)}"
+    hint = f"copy the plan and all beside it again, or build it again: {build_command(path, plan)}"
     named: dict[str, Any] = {"hashes": hashes, "listed_in": sidecar_path(path).name, "made": "the build", "hint": hint}
     for name, facts in plan.files.items():
         verify_file(files_folder(path) / name, facts, **named)

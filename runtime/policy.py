@@ -31,9 +31,9 @@ _MOST_ALPHA = 1e9  # far above where epsilon is always the smaller one
 _MOST_TOP_K = (1 << 31) - 1
 
 
-def takers(parameter: str) -> str:
-    """The policies that take a parameter, for a hint: `sample or rejection`."""
-    return " or ".join(policy for policy, parameters in PARAMETERS.items() if parameter in parameters)
+def takers(parameter: str) -> list[str]:
+    """The policies that take a parameter."""
+    return [policy for policy, parameters in PARAMETERS.items() if parameter in parameters]
 
 
 def graph_variant(policy: str, *, penalised: bool) -> str:
@@ -113,7 +113,7 @@ class AcceptancePolicy:
             if not takes and value != parameter.default:
                 raise UserError(
                     f"{name} is {shown(value)}, but acceptance {self.name} has no such parameter",
-                    f"leave it out, or choose {takers(name)}",
+                    f"leave it out, or choose {' or '.join(takers(name))}, if the bundle was exported with it",
                 )
 
     def _check(self, name: str, right: bool, hint: str) -> None:

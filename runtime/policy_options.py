@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import OF_DRAWS, PARAMETERS, ROOTS, TYPICAL, TYPICAL_NOTE, AcceptancePolicy, takers
@@ -43,7 +44,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
 
 
 def policy_of(options: argparse.Namespace) -> AcceptancePolicy:
-    """The policy that the options choose.
+    """The policy that the options choose; `options.engine` is the bundle or plan, which a hint may look into.
 
     Raises:
         UserError: an unknown policy, a parameter that it does not take or that would do nothing, or one out of range.
@@ -55,7 +56,7 @@ def policy_of(options: argparse.Namespace) -> AcceptancePolicy:
         if name not in taken and not (name == "temperature" and value == 0):  # which is greedy
             raise UserError(
                 f"--{name.replace('_', '-')} is given, but --acceptance {options.acceptance} has no such parameter",
-                f"drop it, or give --acceptance {takers(name)}",
+                f"drop it, or {_to_take(name, options.engine)}",
             )
     policy = AcceptancePolicy(options.acceptance, **given)
     if policy.name == TYPICAL and policy.typical_root == ROOTS[0]:
@@ -65,3 +66,23 @@ def policy_of(options: argparse.Namespace) -> AcceptancePolicy:
                 f"drop it, or give --typical-root {ROOTS[1]}",
             )
     return policy
+
+
+def _to_take(parameter: str, engine: Path) -> str:
+    """What to do for an answer that heeds a parameter: which of its policies there are, or how there are some.
+
+    Raises:
+        UserError: there is no such bundle or plan.
+    """
+    from medusa_engine.runtime.engine import PLAN_SUFFIX
+    from medusa_engine.runtime.manifest import read_manifest
+    from medusa_engine.runtime.plan import ACCEPTANCES, read_plan
+
+    wanted = takers(parameter)
+    if engine.suffix == PLAN_SUFFIX and not engine.is_dir():
+        there, mend = read_plan(engine).policies, "build a plan with medusa-build"
+        wanted = [name for name in wanted if name in ACCEPTANCES]
+    else:
+        there, mend = read_manifest(engine).policies, "export the model with medusa-export"
+    usable = [name for name in wanted if name in there]
+    return f"give --acceptance {' or '.join(usable)}" if usable else f"{mend} --acceptance {' or '.join(wanted)}"

@@ -162,7 +162,7 @@ def _import_first(names: list[str], path: Path, plan: Plan) -> Any:
             failure = failure or f"{name}: {error}"
     raise UserError(
         f"{path}: needs {plan.flavor} {plan.library_version}, which Python cannot import: {failure}",
-        f"install it: pip install 'medusa-engine[{plan.flavor}]', or run the bundle that the plan was built from",
+        f"install it: pip install '.[{plan.flavor}]' in a clone of medusa-engine",
     )
 
 

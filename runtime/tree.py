@@ -29,6 +29,7 @@ ACCEPTED_KEYS = ("paths", "name", *METADATA_KEYS)
 
 _SHOWN_RANKS = 8
 _FORMAT_HINT = 'write the tree as {"paths": [[0], [1], [0, 0]]} or as the list of paths alone'
+_WITHOUT_HEADS = "of lookup nodes alone, such as lookup_2 or lookup_4 of trees/"
 _LOOKUP_HINT = 'lookup nodes follow the root or one another: ["L"], ["L", "L"]'
 
 TreePath = tuple[int, ...]
@@ -230,18 +231,19 @@ def check_tree(tree: Tree, *, heads: int, topk: int, max_tree_nodes: int, lookup
         UserError: names the tree's value, the engine's limit and the export option that raises it.
     """
     if tree.heads > heads:
+        fitting = f"whose paths have at most {counted(heads, 'rank')}" if heads else _WITHOUT_HEADS
         raise UserError(
             f"tree {tree.name} has depth {tree.heads}, but the engine has {counted(heads, 'head')}",
-            f"use a tree whose paths have at most {counted(heads, 'rank')}, or export a checkpoint with "
+            f"use a tree {fitting}, or export a checkpoint with "
             f"{counted(tree.heads, 'head')} (medusa-export --heads or --untrained-heads)",
         )
     if tree.lookup > lookup:
-        offered = f"offers {lookup}" if lookup else "was exported without lookup"
+        offered, fewer = (f"offers {lookup}", "fewer") if lookup else ("was exported without lookup", "none")
         raise UserError(
             f"tree {tree.name} has {counted(tree.lookup, 'lookup node')}, but the engine {offered}",
-            f"use a tree with fewer, or export with medusa-export --lookup-depth {tree.lookup}"
+            f"use a tree with {fewer}, or export with medusa-export --lookup-depth {tree.lookup}"
             if tree.lookup <= MOST_LOOKUP
-            else f"use a tree with fewer: engines offer at most {MOST_LOOKUP}",
+            else f"use a tree with {fewer}: engines offer at most {MOST_LOOKUP}",
         )
     if tree.widest_rank >= topk:
         raise UserError(

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from documents import DOCUMENTS, name_of
 
+from medusa_engine.runtime.policy_options import add_policy_options
+
 SCRIPTS = {
     script.name: script.module
     for script in importlib.metadata.distribution("medusa-engine").entry_points
@@ -93,6 +95,33 @@ def test_quoted_options_exist(path: Path) -> None:
         options = [re.sub(r"[=,;:].*", "", word) for word in words if re.match(r"--[a-z]", word)]
         unknown += [" ".join(words) for option in options if option not in known]
     assert unknown == []
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_every_option_is_in_a_document(command: str) -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    named = set(re.findall(r"(?<![\w-])--[a-z0-9-]*[a-z0-9]", text))
+    assert sorted(long_options(parser_of(command)) - named) == []
+
+
+def test_the_document_of_the_server_has_its_every_option() -> None:
+    policies = argparse.ArgumentParser()
+    add_policy_options(policies)
+    (page,) = (path for path in DOCUMENTS if path.name == "server.md")
+    options = long_options(parser_of("medusa-serve")) - long_options(policies) - {"--version"}
+    text = page.read_text(encoding="utf-8")
+    assert [option for option in sorted(options) if f"`{option}" not in text] == []
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_helps_say_that_trees_have_names_and_hold_for_every_machine(command: str) -> None:
+    helps = {option: action.help or "" for action in parser_of(command)._actions for option in action.option_strings}
+    assert "name of a shipped" in helps.get("--tree", "the name of a shipped tree")
+    assert not re.search("[0-9]|%", helps.get("--threads", ""))
+
+
+def long_options(parser: argparse.ArgumentParser) -> set[str]:
+    return {option for option in options_of(parser) if option.startswith("--")} - {"--help"}
 
 
 def imports(path: Path) -> list[ast.stmt]:

@@ -83,7 +83,7 @@ def test_a_model_without_heads_becomes_an_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = save_llama(tmp_path / "model", vocab_size=CHAT_VOCAB, tokenizer="bytelevel_bos_twice")
-    run("train_export_run", model, tmp_path / "made", 3000, monkeypatch=monkeypatch)
+    run("train_export_run", model, tmp_path / "made", 1, monkeypatch=monkeypatch)
     output = capsys.readouterr()
     assert "tokens per round" in output.err
     assert (tmp_path / "made" / "engine" / "manifest.json").is_file() and (tmp_path / "made" / "tree.json").is_file()

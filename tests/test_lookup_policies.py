@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,8 +136,12 @@ def test_sampled_pairs_behind_a_lookup_have_the_models_probabilities(no_heads: E
 
 
 def test_rejection_takes_no_lookup(every_graph: Exported) -> None:
-    with pytest.raises(UserError, match="lookup nodes, but rejection accepts a chain"):
-        every_graph.engine.generate(prompt_ids=[1], tree=CHAIN, acceptance=AcceptancePolicy("rejection"))
+    rejection, without_sample = AcceptancePolicy("rejection"), copy.copy(every_graph.engine)
+    without_sample.manifest = replace(without_sample.manifest, policies=("greedy", "rejection"))
+    for engine, advised in ((every_graph.engine, True), (without_sample, False)):
+        with pytest.raises(UserError, match="lookup nodes, but rejection accepts a chain") as refused:
+            engine.generate(prompt_ids=[1], tree=CHAIN, acceptance=rejection)
+        assert ("--acceptance sample" in refused.value.hint) is advised
 
 
 def test_lookup_with_the_repetition_penalty(every_graph: Exported, observer: Observer) -> None:

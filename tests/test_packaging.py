@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from documents import DOCUMENTS, ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 CODE_FOLDERS = ("benchmarks", "exporter", "heads", "plugins", "runtime", "training", "trees")
 DATA_PATTERNS = (
     "trees/*.json",
@@ -63,6 +64,16 @@ def test_wheel_holds_every_module_tree_kernel_and_head(wheel: Path) -> None:
 
     expected = {f"medusa_engine/{path.relative_to(ROOT).as_posix()}" for path in modules | data}
     assert files_of(wheel) == expected
+
+
+def test_extras_are_installed_from_a_clone() -> None:
+    """No index has the project: what messages and documents say to install is an extra of the clone's."""
+    files = [*DOCUMENTS, *(path for folder in CODE_FOLDERS for path in (ROOT / folder).rglob("*.py"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    assert [path for path, text in texts.items() if re.search(r"install\s+'?medusa-engine", text)] == []
+    extras = set(importlib.metadata.metadata("medusa-engine").get_all("Provides-Extra") or ())
+    named = {extra for text in texts.values() for extra in re.findall(r"'\.\[([a-z-]+)\]'", text)}
+    assert {"tensorrt", "tensorrt-rtx"} < named <= extras
 
 
 def test_wheel_adds_no_top_level_name_but_the_namespace(wheel: Path) -> None:

@@ -135,6 +135,7 @@ def test_a_bundle_without_penalising_graphs_refuses(shared_heads: Exported, comm
     with pytest.raises(UserError, match="without --repetition-penalty") as refused:
         shared_heads.engine.generate(prompt_ids=PROMPT, acceptance=policy)
     assert "medusa-export --repetition-penalty" in refused.value.hint
+    assert "repetition_penalty" not in refused.value.hint  # commands call it otherwise
     ask = ("--engine", shared_heads.bundle, "--prompt-ids", "1", "--repetition-penalty")
     commands.run_refuses(*ask, "1.1", named=["exported without --repetition-penalty"])
     commands.run_refuses(*ask, "0", named=["--repetition-penalty is 0.0"])

@@ -78,8 +78,9 @@ def test_a_bundle_lists_its_policies_and_their_graphs_share_the_weights(
 
 
 def test_a_policy_that_was_not_exported_is_refused(shared_heads: Exported, commands: Commands) -> None:
-    with pytest.raises(UserError, match="without --acceptance sample"):
+    with pytest.raises(UserError, match="without --acceptance sample") as refused:
         answer(shared_heads, acceptance=AcceptancePolicy("sample"))
+    assert refused.value.hint == "choose greedy, or export the model with --acceptance sample"
     ask = ("--engine", shared_heads.bundle, "--prompt-ids", "1")
     commands.run_refuses(*ask, "--acceptance", "typical", named=["exported without --acceptance typical"])
 

@@ -18,6 +18,8 @@ from medusa_engine.training.batch_engine import BatchEngine
 from medusa_engine.training.conversation import Conversation, SamplingPolicy, TemplateSegments
 from medusa_engine.training.shards import KEPT_TOP, ShardWriter, StoredConversation, claim_folder, write_manifest
 
+PROGRESS_SECONDS = 10.0  # between lines that tell of the shard being written
+
 
 @dataclass(frozen=True)
 class DistillSettings:
@@ -94,8 +96,11 @@ def distill(
             stop_ids=stop_ids,
         )
 
+    size = settings.shard_conversations
+    _report(f"writing {counted(engine.batch, 'conversation')} at a time, stored {size} by {size}")
     rows: list[Conversation | None] = [start() for _ in range(engine.batch)]
     started, before = time.monotonic(), writer.tokens
+    told, passed = started, 0  # when a line was last printed; tokens behind which the target has run
     while any(rows) and writer.owned_tokens < settings.owned_tokens:
         tokens = np.array([row.next_token if row else 0 for row in rows])
         positions = np.array([row.position if row else 0 for row in rows])
@@ -104,16 +109,27 @@ def distill(
             if row is None:
                 continue
             row.advance(result.top_ids[index], result.top_logprobs[index], result.hidden[index])
+            passed += 1
             if row.done:
                 if writer.add(_stored(row)):
                     write_manifest(settings.output, made_from, writer)
                     rate = (writer.tokens - before) / (time.monotonic() - started)
                     counts = f"{counted(writer.shards, 'shard')}, {counted(writer.tokens, 'token')}"
-                    print(f"{counts}, {writer.owned_tokens} owned, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
+                    _report(f"{counts}, {writer.owned_tokens} owned, {rate:.0f} tokens/s")
+                    told = time.monotonic()
                 rows[index] = start()
+        now = time.monotonic()
+        if now - told >= PROGRESS_SECONDS:
+            rate = passed / (now - started)
+            _report(f"{writer.waiting} of {counted(size, 'conversation')} of a shard, {rate:.0f} tokens/s")
+            told = now
     if not any(rows):  # the prompts have run out: their last answers fill no whole shard
         writer.flush()
         write_manifest(settings.output, made_from, writer)
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _numbers(written: set[int], count: int | None) -> Iterator[int]:

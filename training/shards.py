@@ -79,6 +79,11 @@ class ShardWriter:
         self.flush()
         return True
 
+    @property
+    def waiting(self) -> int:
+        """Conversations that are finished and in no shard yet."""
+        return len(self._waiting)
+
     def flush(self) -> None:
         """Write what is waiting; nothing where nothing is."""
         if not self._waiting:

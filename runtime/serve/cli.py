@@ -80,7 +80,11 @@ def build_parser() -> argparse.ArgumentParser:
         default=10,
         help="time that answers have to end in after SIGINT or SIGTERM; default: %(default)s",
     )
-    parser.add_argument("--tree", type=Path, help="verify this tree in every round; the engine stays as it is")
+    parser.add_argument(
+        "--tree",
+        type=Path,
+        help="verify this tree, a file or the name of a shipped one, in every round; the engine stays as it is",
+    )
     parser.add_argument(
         "--no-adaptive",
         action="store_true",

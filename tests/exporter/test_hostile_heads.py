@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import zipfile
 from pathlib import Path
 
@@ -118,6 +119,13 @@ def test_a_tensor_of_another_kind(tensor: torch.Tensor, named: str, tmp_path: Pa
     torch.save({WEIGHT: tensor}, tmp_path / "heads.pt")
     problem = refused(tmp_path / "heads.pt")
     assert WEIGHT in problem and named in problem
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model.bin"])
+def test_a_sound_gguf_file_is_not_called_damaged(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))  # of no tensors and no fields
+    assert refused(file) == f"{file}: a GGUF file, which holds no heads"
 
 
 def test_a_part_of_a_shared_storage_is_read_as_it_is(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from command_checks import Commands
 
 from medusa_engine.exporter.settings import DEFAULT_LOOKUP, ExportSettings, check_settings
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.tree import check_tree, load_tree
 
 
 @pytest.fixture
@@ -41,6 +43,16 @@ def test_options_that_do_not_go_together(
 def test_a_tree_of_ranks_needs_heads(ask: tuple[str, ...], commands: Commands, tmp_path: Path) -> None:
     (tmp_path / "copies.json").write_text("[[0]]")
     commands.export_refuses(*ask, "--no-heads", named=["depth 1", "0 heads"])
+
+
+def test_of_an_engine_without_heads_the_hint_names_trees_that_it_runs() -> None:
+    engine = {"heads": 0, "topk": 1, "max_tree_nodes": 8, "lookup": DEFAULT_LOOKUP}
+    with pytest.raises(UserError) as caught:
+        check_tree(load_tree(Path("8")), **engine)
+    named = re.findall(r"lookup_\d+", caught.value.hint)
+    assert named
+    for name in named:
+        check_tree(load_tree(Path(name)), **engine)
 
 
 def test_how_many_lookup_nodes_there_are() -> None:

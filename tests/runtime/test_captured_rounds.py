@@ -218,10 +218,15 @@ def test_a_plan_of_another_policy_draws_what_the_bundle_draws_and_is_greedy_too(
         plain: dict[str, Any] = {"prompt_ids": prompt, "max_new_tokens": 20, "speculation": False}
         ask = plain | {"acceptance": policies[0]}
         assert plan.engine.generate(**ask).token_ids == own_heads.engine.generate(**ask).token_ids
-    for refused in ({"sample", "typical"} - {acceptance}, {"rejection"}):
-        with pytest.raises(UserError, match="medusa-build") as caught:
-            plan.engine.generate(prompt_ids=[1], acceptance=AcceptancePolicy(refused.pop()))
-        assert f"the plan runs greedy and {acceptance}" in caught.value.problem
+    (other,) = {"sample", "typical"} - {acceptance}
+    for refused, mend in (
+        (AcceptancePolicy(other), f"medusa-build --acceptance {other}"),
+        (AcceptancePolicy("rejection"), "no plan has it"),
+        (AcceptancePolicy(repetition_penalty=1.5), "no plan has it"),
+    ):
+        with pytest.raises(UserError, match=f"the plan runs greedy and {acceptance}") as caught:
+            plan.engine.generate(prompt_ids=[1], acceptance=refused)
+        assert mend in caught.value.hint
 
 
 # What the model or the device gets wrong

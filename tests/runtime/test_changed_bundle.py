@@ -82,6 +82,13 @@ def test_a_graph_that_changed_before_it_is_loaded_is_refused(bundle: Path) -> No
     assert answer(engine) == expected
 
 
+def test_a_copy_that_is_not_complete_is_to_be_made_again_or_exported(bundle: Path) -> None:
+    (bundle / "round.onnx").unlink()
+    with pytest.raises(UserError, match="lists this file, but it is missing") as error:
+        Engine.open(bundle, threads=1)
+    assert error.value.hint.startswith("copy the whole folder again, or export the model again with medusa-export")
+
+
 def test_a_graph_of_another_size_is_refused_without_verification_too(bundle: Path) -> None:
     engine = Engine.open(bundle, threads=1, verify=False)
     os.truncate(bundle / "round.onnx", 100)

@@ -114,7 +114,7 @@ def test_missing_bindings_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
     with pytest.raises(UserError, match="cuda-bindings") as caught:
         open_cuda()
-    assert "pip install" in caught.value.hint
+    assert "pip install '.[tensorrt]' or '.[tensorrt-rtx]' in a clone" in caught.value.hint
 
 
 def test_the_bindings_have_every_name_that_the_layer_uses() -> None:

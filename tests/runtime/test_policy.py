@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_tensorrt import make_plan
+from tiny_models import Exported
 
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.policy import AcceptancePolicy
@@ -92,10 +94,11 @@ def test_only_the_logits_that_a_filter_needs_are_sorted() -> None:
     assert constant_inputs(AcceptancePolicy(repetition_penalty=1), 50) == {}
 
 
-def parse(*arguments: str) -> AcceptancePolicy:
+def parse(*arguments: str | Path) -> AcceptancePolicy:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", type=Path)
     add_policy_options(parser)
-    return policy_of(parser.parse_args(arguments))
+    return policy_of(parser.parse_args([str(argument) for argument in arguments]))
 
 
 def test_options_choose_the_policy() -> None:
@@ -108,8 +111,6 @@ def test_options_choose_the_policy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--temperature", "0.5"), "--temperature is given, but --acceptance greedy"),
-        (("--acceptance", "sample", "--posterior-alpha", "1"), "--posterior-alpha is given"),
         (("--acceptance", "best"), 'acceptance is "best"'),
         (("--acceptance", "sample", "--top-p", "0"), "top_p is 0.0"),
         (("--acceptance", "typical", "--seed", "3"), "--seed is given, but --acceptance typical draws nothing"),
@@ -119,3 +120,24 @@ def test_options_choose_the_policy() -> None:
 def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse(*arguments)
+
+
+def test_a_parameter_of_other_policies_is_refused_with_those_that_the_engine_has(
+    own_heads: Exported, shared_heads: Exported, tmp_path: Path
+) -> None:
+    greedy_plan = make_plan(own_heads.bundle, tmp_path / "a.plan", acceptance="greedy")
+    drawn, likely = ("--temperature", "0.5"), ("--acceptance", "sample", "--posterior-alpha", "1")
+    build = "build a plan with medusa-build --acceptance sample or typical"
+    for engine, arguments, words in (
+        (own_heads.bundle, drawn, "give --acceptance sample or typical"),
+        (own_heads.bundle, likely, "give --acceptance typical"),
+        (shared_heads.bundle, likely, "export the model with medusa-export --acceptance typical"),
+        (shared_heads.bundle, drawn, "export the model with medusa-export --acceptance sample or rejection or typical"),
+        (greedy_plan, drawn, build),
+        (make_plan(own_heads.bundle, tmp_path / "b.plan", acceptance="sample"), drawn, "give --acceptance sample"),
+    ):
+        with pytest.raises(UserError, match=f"^{arguments[-2]} is given, but --acceptance ") as refused:
+            parse("--engine", engine, *arguments)
+        assert refused.value.hint == f"drop it, or {words}"
+    with pytest.raises(UserError, match="there is no such folder"):
+        parse("--engine", tmp_path / "missing", *drawn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from checkpoints import CHAT_VOCAB, save_llama
 from transformers import AutoModelForCausalLM
 
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.training import distill
 from medusa_engine.training.distill_cli import main as medusa_distill
 from medusa_engine.training.features import load_features, shard_paths
 from medusa_engine.training.labels import IGNORED
@@ -97,6 +99,21 @@ def test_interrupted_run_goes_on_and_never_writes_a_conversation_twice(model: Pa
     assert {name: (data / name).read_bytes() for name in before} == before
     numbers = [number for index in range(len(shard_paths(data))) for number in shard(data, index)["numbers"].tolist()]
     assert len(numbers) == len(set(numbers))
+
+
+def test_what_is_done_is_told_long_before_a_shard_is_full(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(distill, "PROGRESS_SECONDS", 0.0)  # a line behind every pass
+    assert write_data(model, tmp_path / "self", 1) == 0
+    lines = capsys.readouterr().err.splitlines()
+    begin = lines.index("writing 8 conversations at a time, stored 64 by 64")
+    (full,) = (index for index, line in enumerate(lines) if line.startswith("1 shard, "))
+    told = [
+        re.fullmatch(r"(\d+) of 64 conversations of a shard, \d+ tokens/s", line) for line in lines[begin + 1 : full]
+    ]
+    done = [int(match[1]) for match in told if match]
+    assert len(done) == len(told) and done == sorted(done) and done[0] == 0 and done[-1] > 50
 
 
 def test_data_of_another_recipe_is_not_mixed_in(model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

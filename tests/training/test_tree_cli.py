@@ -235,6 +235,15 @@ def test_shipped_lookup_trees_are_what_the_shipped_calibrations_give(
     assert json.loads(output.read_text()) == json.loads((ROOT / "trees" / f"{name}.json").read_text())
 
 
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_shipped_trees_of_heads_have_the_paths_that_the_shipped_calibration_gives(
+    nodes: int, tmp_path: Path, run: Run
+) -> None:
+    calibration = ROOT / "heads" / "smollm2-135m-instruct" / "calibration.json"
+    run("search", calibration, "--no-lookup", "--nodes", nodes, "-o", tmp_path / "t.json")
+    assert load_tree(tmp_path / "t.json").paths == load_tree(ROOT / "trees" / f"smollm2_{nodes}.json").paths
+
+
 def test_search_says_which_counts_it_uses(calibration: Path, tmp_path: Path, run: Run) -> None:
     output = tmp_path / "t.json"
     _, err = run("search", calibration, "--nodes", 4, "-o", output)
