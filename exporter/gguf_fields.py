@@ -44,7 +44,7 @@ class GGUFFields:
         """Raises: UserError: it is something else than text."""
         value = self._contents(name)
         if value is not None and not isinstance(value, str):
-            raise UserError(f"{self.path}: {self.key(name)} is {shown(value)}, not text", _HINT)
+            raise UserError(f"{self._said(name, value)}, not text", _HINT)
         return value
 
     def number(self, name: str) -> float | None:
@@ -59,7 +59,7 @@ class GGUFFields:
             return None
         for one in each:
             if not isinstance(one, int | float) or not math.isfinite(one):
-                self._refuse_value(name, one, "a finite number")
+                raise UserError(f"{self._said(name, one)}, not a finite number", _HINT)
         if len(set(each)) > 1:
             raise UserError(f"{self.path}: {self.key(name)} differs from layer to layer", FOLDER_HINT)
         return each[0]
@@ -68,7 +68,7 @@ class GGUFFields:
         """A number above 0; errors as in `number`, or where it is not."""
         value = self.number(name)
         if value is not None and value <= 0:
-            self._refuse_value(name, value, "a number above 0")
+            raise UserError(f"{self._said(name, value)}, not a number above 0", _HINT)
         return value
 
     def flags(self, name: str) -> list[bool] | int | None:
@@ -77,7 +77,7 @@ class GGUFFields:
         if isinstance(value, list) and all(isinstance(one, int) for one in value):
             return [bool(one) for one in value]
         if value is not None and not (isinstance(value, int) and value >= 0):
-            self._refuse_value(name, value, "a number of layers")
+            raise UserError(f"{self._said(name, value)}, not a number of layers", _HINT)
         return value
 
     def refuse_missing(self, name: str) -> NoReturn:
@@ -87,12 +87,10 @@ class GGUFFields:
     def refuse_other(self, name: str, value: object, config: object) -> NoReturn:
         """Raises: UserError: always."""
         kind = type(config).__name__
-        raise UserError(
-            f"{self.path}: {self.key(name)} is {shown(value)}, which a {kind} of transformers cannot say", FOLDER_HINT
-        )
+        raise UserError(f"{self._said(name, value)}, which a {kind} of transformers cannot say", FOLDER_HINT)
 
-    def _refuse_value(self, name: str, value: object, kind: str) -> NoReturn:
-        raise UserError(f"{self.path}: {self.key(name)} is {shown(value)}, not {kind}", _HINT)
+    def _said(self, name: str, value: object) -> str:
+        return f"{self.path}: {self.key(name)} is {shown(value)}"
 
     def _contents(self, name: str) -> Any:
         field = self._reader.fields.get(self.key(name))
