@@ -227,7 +227,8 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
     if source.gguf:
         check_weights(source.path)  # the config is in there
     decoder = check_family(source.path, source.load_options())
-    config = read_gguf_config(source.path, source.load_options()) if source.gguf else decoder
+    fields = GGUFFields(source.path) if source.gguf else None
+    config = decoder if fields is None else read_gguf_config(fields, source.load_options())
     files = source.weight_files()
     if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
         raise UserError(
@@ -262,8 +263,7 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
     if mismatched := sorted(info["mismatched_keys"]):
         name, found, needed = mismatched[0]
         raise UserError(f"{source.path}: {name} has shape {list(found)}, but config.json asks for {list(needed)}", hint)
-    if source.gguf:
-        fields = GGUFFields(source.path)
+    if fields is not None:
         scale_rope(model, fields)
         check_used(model, fields)
     check_parameters(model, files[:-1] if source.adapter else files)

@@ -8,7 +8,6 @@ not there is what the file means: https://github.com/ggml-org/llama.cpp, src/lla
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from medusa_engine.exporter.gguf_fields import FOLDER_HINT, GGUFFields
@@ -71,7 +70,7 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 _GEMMA_2_WINDOW = 4096
 
 
-def read_config(path: Path, load_options: dict[str, Any]) -> Any:
+def read_config(fields: GGUFFields, load_options: dict[str, Any]) -> Any:
     """The transformers config of a GGUF file, with all that the file says; other fields are noted on standard error.
 
     Args:
@@ -83,7 +82,6 @@ def read_config(path: Path, load_options: dict[str, Any]) -> Any:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(**load_options)
-    fields = GGUFFields(path)
     for name, (attributes, neutral) in _SETTINGS.items():
         _set(config, fields, name, attributes, neutral)
     for name, attribute in _WIDTHS.items():
@@ -98,7 +96,7 @@ def read_config(path: Path, load_options: dict[str, Any]) -> Any:
     _set_rope(config, fields)
     known = {*_SETTINGS, *_WIDTHS, *_READ_APART, *_HARMLESS}
     if others := [fields.key(name) for name in fields.names if name not in known and not name.startswith(_YARN)]:
-        print(f"note: {path}: fields that are not known here are left out: {', '.join(others)}", file=sys.stderr)
+        print(f"note: {fields.path}: fields that are not known here are left out: {', '.join(others)}", file=sys.stderr)
     return config
 
 

@@ -18,18 +18,31 @@ def check_used(model: Any, fields: GGUFFields) -> None:
     Raises:
         UserError: names the first.
     """
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-
-    processor = TENSOR_PROCESSORS.get(fields.architecture, TensorProcessor)(config=model.config.to_dict())
-    used = get_gguf_hf_weights_map(model, processor)
-    left = [
-        name
-        for name in fields.tensors
-        if name not in used and name.removesuffix(".weight") not in used and not _ROPE.fullmatch(name)
-    ]
+    left = [name for name in fields.tensors if not _ROPE.fullmatch(name)]
+    for part in (_Whole(model), model):  # its parts apart are slow to ask, and seldom know more
+        used = _used(part, fields.architecture) if left else set()
+        left = [name for name in left if name not in used and name.removesuffix(".weight") not in used]
     if left:
         raise UserError(
             f"{fields.path}: tensors are left over ({len(left)}), which {type(model).__name__} does not have;"
             f" the first is {left[0]}",
             FOLDER_HINT,
         )
+
+
+class _Whole:
+    """A model as if it had no parts."""
+
+    def __init__(self, model: Any) -> None:
+        self.config, self.state_dict = model.config, model.state_dict
+
+    def named_children(self) -> tuple[()]:
+        return ()
+
+
+def _used(model: Any, architecture: str) -> set[str]:
+    """GGUF's names of a model's tensors."""
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    return set(get_gguf_hf_weights_map(model, processor))

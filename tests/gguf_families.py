@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-Value = int | float | str | list[int]
+Value = int | float | str | list[int] | None
 
 _EPSILONS = {"starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps", "nemotron": "norm_eps"}  # others: RMS
 _OFFSET_NORMS = ("gemma2", "gemma3", "nemotron")  # stored with 1 added
@@ -25,7 +25,7 @@ def save_family_gguf(
 
     Args:
         architecture: as GGUF files call it.
-        fields: beside the sizes and the epsilon, by their names behind the architecture.
+        fields: beside or instead of the usual ones, by their names behind the architecture; None leaves one out.
         extra: further tensors.
     """
     import gguf
@@ -38,16 +38,15 @@ def save_family_gguf(
     writer.add_name("tiny")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    if epsilon := _EPSILONS.get(architecture):
-        writer.add_layer_norm_eps(getattr(config, epsilon))
-    else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    for name, value in (fields or {}).items():
-        _add(writer, f"{architecture}.{name}", value)
+    epsilon = _EPSILONS.get(architecture)
+    norm = "layer_norm_epsilon" if epsilon else "layer_norm_rms_epsilon"
+    usual = {"block_count": layers, f"attention.{norm}": getattr(config, epsilon or "rms_norm_eps")}
+    for name, value in (usual | (fields or {})).items():
+        if value is not None:
+            _add(writer, f"{architecture}.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"token {number}" for number in range(config.vocab_size)])
     writer.add_pad_token_id(0)
@@ -61,7 +60,14 @@ def save_family_gguf(
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if architecture in _OFFSET_NORMS and suffix == "weight" and part.endswith("norm"):
             values = values + 1
-        writer.add_tensor(f"{names.get_name(part)}.{suffix}", values)
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(values, 2, axis=1)
+            writer.add_tensor(f"blk.{part.split('.')[2]}.ffn_gate_exps.weight", np.ascontiguousarray(gate))
+            writer.add_tensor(f"blk.{part.split('.')[2]}.ffn_up_exps.weight", np.ascontiguousarray(up))
+        elif name.endswith("experts.down_proj"):
+            writer.add_tensor(f"{names.get_name(name)}.weight", values)
+        else:
+            writer.add_tensor(f"{names.get_name(part)}.{suffix}", values)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, np.asarray(values, dtype=np.float32))
     writer.write_header_to_file()
@@ -70,7 +76,7 @@ def save_family_gguf(
     writer.close()
 
 
-def _add(writer: Any, key: str, value: Value) -> None:
+def _add(writer: Any, key: str, value: int | float | str | list[int]) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -12,6 +12,8 @@ from families import Family, save_family
 from gguf_families import Value, save_family_gguf
 
 from medusa_engine.exporter.checkpoint import find_source, load_model
+from medusa_engine.exporter.gguf_config import read_config
+from medusa_engine.exporter.gguf_fields import GGUFFields
 from medusa_engine.runtime.errors import UserError
 
 PROMPT = torch.randint(3, 60, (1, 40), generator=torch.Generator().manual_seed(1))
@@ -88,6 +90,22 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 "attention.sliding_window_pattern": 2,
             },
         ),
+        (
+            "gemma2",
+            {**_GEMMA, "head_dim": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": None},
+            {**_GEMMA_FIELDS, "attention.key_length": 16, "attention.value_length": 16, "attn_logit_softcapping": 0.0},
+        ),
+        (
+            "qwen3moe",
+            {
+                "moe_intermediate_size": 24,
+                "head_dim": 8,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "norm_topk_prob": True,
+            },
+            {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24},
+        ),
         ("llama", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 0.1}, {}),
         ("llama", {"rope_scaling": _LINEAR}, {"rope.scaling.factor": 4.0}),
         ("llama", {"rope_scaling": _LINEAR}, {"rope.scale_linear": 4.0}),
@@ -97,7 +115,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_what_a_file_says_is_what_is_loaded(
     architecture: str, config: dict[str, Any], fields: dict[str, Value], tmp_path: Path
 ) -> None:
-    model = reference(tmp_path / "model", {"gemma3": "gemma3_text"}.get(architecture, architecture), **config)
+    model = reference(
+        tmp_path / "model", {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}.get(architecture, architecture), **config
+    )
     save_family_gguf(tmp_path / "tiny.gguf", model, architecture, fields)
     check_same(tmp_path / "tiny.gguf", model)
 
@@ -117,6 +137,7 @@ def test_what_a_file_says_is_what_is_loaded(
         ({"rope.freq_base_swa": 7.0}, r"freq_base_swa is 7\.0"),
         ({"rope.freq_base": 0.0}, r"rope\.freq_base is 0\.0, not a number above 0"),
         ({"rope.scaling.type": 4.0}, r"rope\.scaling\.type is 4\.0, not text"),
+        ({"attention.layer_norm_rms_epsilon": None}, r"attention\.layer_norm_rms_epsilon is missing"),
         ({"rope.scaling.type": "linear"}, r"rope\.scaling\.factor is missing"),
         ({"rope.scaling.factor": "abc"}, r'rope\.scaling\.factor is "abc", not a finite number'),
         ({"rope.scaling.factor": 0.0}, r"rope\.scaling\.factor is 0\.0, not a number above 0"),
@@ -154,6 +175,17 @@ def test_tensors_that_the_model_does_not_use_are_refused(
     save_family_gguf(tmp_path / "tiny.gguf", llama, "llama", {"rope.freq_base": 500.0}, extra={name: values})
     with pytest.raises(UserError, match=named):
         load_model(find_source(str(tmp_path / "tiny.gguf")))
+
+
+@pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_gemmas_of_27b_scale_queries_by_another_size(architecture: str, layers: int, tmp_path: Path) -> None:
+    model = reference(tmp_path / "model", {"gemma3": "gemma3_text"}.get(architecture, architecture), **_GEMMA)
+    for count in (2, layers):
+        fields: dict[str, Value] = {**_GEMMA_FIELDS, "attention.key_length": 16, "attention.value_length": 16}
+        save_family_gguf(tmp_path / "tiny.gguf", model, architecture, {**fields, "block_count": count})
+        source = find_source(str(tmp_path / "tiny.gguf"))
+        config = read_config(GGUFFields(source.path), source.load_options())
+        assert config.query_pre_attn_scalar == (16 if count == 2 else model.config.hidden_size // 4)
 
 
 def test_fields_that_are_not_known_are_noted(llama: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
