@@ -11,7 +11,10 @@ from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_atten
 from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
 from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.family import check_family
+from medusa_engine.exporter.gguf_config import read_config as read_gguf_config
+from medusa_engine.exporter.gguf_fields import GGUFFields
 from medusa_engine.exporter.gguf_rope import scale_rope
+from medusa_engine.exporter.gguf_tensors import check_used
 from medusa_engine.exporter.loaded_weights import check_parameters
 from medusa_engine.exporter.text_decoder import NAMES
 from medusa_engine.exporter.weight_files import check_weights, weight_files
@@ -224,6 +227,8 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
     if source.gguf:
         check_weights(source.path)  # the config is in there
     decoder = check_family(source.path, source.load_options())
+    fields = GGUFFields(source.path) if source.gguf else None
+    config = decoder if fields is None else read_gguf_config(fields, source.load_options())
     files = source.weight_files()
     if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
         raise UserError(
@@ -243,7 +248,8 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with the tensor's name
             **({} if source.gguf else {"use_safetensors": True}),
-            **({} if decoder is None else {"config": decoder, "key_mapping": NAMES}),
+            **({} if config is None else {"config": config}),
+            **({} if decoder is None else {"key_mapping": NAMES}),
         )
     except Exception as error:  # transformers and safetensors raise whatever the file made them trip over
         raise UserError(
@@ -257,7 +263,8 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
     if mismatched := sorted(info["mismatched_keys"]):
         name, found, needed = mismatched[0]
         raise UserError(f"{source.path}: {name} has shape {list(found)}, but config.json asks for {list(needed)}", hint)
-    if source.gguf:
-        scale_rope(model, source.path)
+    if fields is not None:
+        scale_rope(model, fields)
+        check_used(model, fields)
     check_parameters(model, files[:-1] if source.adapter else files)
     return (merge_adapter(model, source.adapter) if source.adapter else model).eval()
