@@ -24,7 +24,7 @@ from medusa_engine.training.json_file import write_json
 from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.medusa1 import HeadTrainer
 from medusa_engine.training.medusa1_settings import TrainSettings
-from medusa_engine.training.output_file import make_folder
+from medusa_engine.exporter.output_file import make_folder
 from medusa_engine.training.shards import read_manifest
 from medusa_engine.training.training_log import TrainingLog
 from medusa_engine.training.vocabulary import Vocabulary, draft_vocabulary

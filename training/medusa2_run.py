@@ -27,7 +27,7 @@ from medusa_engine.training.medusa2_loss import DIRECT_LAMBDA, DISTILLED_LAMBDA
 from medusa_engine.training.medusa2_model import Medusa2, add_adapter, load_backbone
 from medusa_engine.training.medusa2_release import write_adapter_release, write_merged_release
 from medusa_engine.training.medusa2_trainer import Medusa2Trainer, plot_log
-from medusa_engine.training.output_file import make_folder, writing
+from medusa_engine.exporter.output_file import make_folder, writing
 
 FACTS_NAME = "training.json"
 

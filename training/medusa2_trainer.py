@@ -20,7 +20,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.medusa2_loss import combine, loss_weights
 from medusa_engine.training.medusa2_model import Medusa2
-from medusa_engine.training.output_file import writing
+from medusa_engine.exporter.output_file import writing
 from medusa_engine.training.plot import Curve, draw_training
 from medusa_engine.training.training_log import LOG_NAME, PLOT_NAME
 
