@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench_run import CHAIN, CONTEXTS, MAX_NEW_TOKENS, PROMPTS, REPEATS, SWEEP, Benched
+from bench_run import CHAIN, CHAIN_NAME, CONTEXTS, MAX_NEW_TOKENS, PROMPTS, REPEATS, SWEEP, Benched
 from tiny_models import Exported, Rigged
 
 from medusa_engine.benchmarks.answers import ADAPTIVE, OTHER, PLAIN, TREE
@@ -21,7 +21,7 @@ from medusa_engine.runtime.lookup import lookup_tokens
 from medusa_engine.runtime.tree import Tree, parse_tree
 
 ALL_PROMPTS = [prompt for prompts in PROMPTS.values() for prompt in prompts]
-TREES = {"a_tree": parse_tree([[0], [1], [0, 0]], "a_tree"), "chain": parse_tree(CHAIN, "chain")}
+TREES = {"a_tree": parse_tree([[0], [1], [0, 0]], "a_tree"), CHAIN_NAME: parse_tree(CHAIN, CHAIN_NAME)}
 
 
 def ways(benched: Benched) -> dict[str, dict[str, Any]]:
