@@ -30,12 +30,14 @@ from medusa_engine.exporter.verify import Verification
 from medusa_engine.exporter.verify_page import page as verify_page
 from medusa_engine.exporter.verify_report import document as verify_document
 from medusa_engine.exporter.verify_report import text as verify_text
+from medusa_engine.runtime.cost import round_ledger
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import read_manifest
+from medusa_engine.runtime.model_facts import facts_of
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding
-from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree import Tree, chain
 from medusa_engine.runtime.tree_plan import TreePlan
 
 HEADS = 3
@@ -174,3 +176,16 @@ def test_reports_name_the_format_of_the_weights(quantised: Exported) -> None:
     assert f"e: {manifest.weights} weights, float32" in verify_text(verified)
     assert f"e, {manifest.weights} weights, float32" in verify_page(verified)
     assert verify_document(verified)["weights"] == manifest.weights
+
+
+def test_the_ledger_counts_weights_as_they_are_stored(quantised: Exported) -> None:
+    """Those of weights.bin, and the scales that are so few here that they stay in the graph file."""
+    sizes = facts_of(read_manifest(quantised.bundle))
+    ledger = round_ledger(sizes, chain(HEADS), context=20)
+    table = sizes.vocab * sizes.hidden * 4  # of embeddings, of which a round reads its rows'
+    counted = sum(part.weight_bytes for part in ledger.parts) - ledger.rows * sizes.hidden * 4 + table
+    graph = onnx.load(quantised.bundle / "round.onnx", load_external_data=False).graph
+    inline = [tensor for tensor in graph.initializer if not tensor.external_data]
+    stored = (quantised.bundle / "weights.bin").stat().st_size
+    stored += sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in inline)
+    assert counted == pytest.approx(stored, rel=0.03)  # biases, norms and small constants apart
