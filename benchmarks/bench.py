@@ -28,10 +28,10 @@ from medusa_engine.benchmarks.settings import (
 )
 from medusa_engine.benchmarks.stage_times import WARM_UP, StageTimes, profile_passes
 from medusa_engine.benchmarks.sweep import Sweep, sweep
-from medusa_engine.runtime.cost import facts_of
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.model_facts import facts_of
 from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.tree import Tree, TreePath
 from medusa_engine.training.calibrate import calibrate

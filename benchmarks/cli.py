@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from medusa_engine.benchmarks.settings import CONTEXTS, OTHERS, SWEEP, BenchSettings
+from medusa_engine.exporter.output_file import check_output, check_output_folder, make_folder, write_file
 from medusa_engine.runtime.command_line import EXIT_USER_ERROR, add_version, run_command
 from medusa_engine.runtime.huge_pages import restart_with_huge_pages
-from medusa_engine.training.output_file import check_output, check_output_folder, make_folder, write_file
 
 _OUTPUTS = {"report": (".html", ".htm"), "json": (".json",)}
 

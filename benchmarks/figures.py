@@ -49,7 +49,8 @@ def pictures(found: Results, suffix: str) -> dict[str, bytes]:
 def _file(name: str, make: Callable[[Results], Figure], found: Results, suffix: str) -> bytes:
     style = {
         "svg.fonttype": "none",
-        "svg.hashsalt": f"medusa-bench {name}",  # ids of pictures on one page must differ
+        "svg.hashsalt": f"medusa-bench {name}",
+        "text.parse_math": False,  # names are not ours
         "font.family": "DejaVu Sans",
         "font.size": 9.5,
         "text.color": _INK,
@@ -97,7 +98,6 @@ def _speed_up(found: Results) -> Figure:
         fontweight="bold",
         color=_BLUE,
         gid="optimum",
-        parse_math=False,
     )
     axes.axhline(1.0, color=_FAINT, linewidth=0.8)
     _nodes_axis(axes, [point.tree.nodes for point in swept.points])

@@ -10,8 +10,9 @@ from medusa_engine.benchmarks.rates import Rates
 from medusa_engine.benchmarks.stage_times import StageTimes
 from medusa_engine.benchmarks.stages import BACKBONE, BLOCKS, CACHE, LM, PATH, POSTERIOR, TOP_K
 from medusa_engine.benchmarks.sweep import Sweep
-from medusa_engine.runtime.cost import Ledger, ModelFacts, round_ledger, step_ledger
+from medusa_engine.runtime.cost import Ledger, round_ledger, step_ledger
 from medusa_engine.runtime.ledger_table import ledger_table
+from medusa_engine.runtime.model_facts import ModelFacts
 from medusa_engine.runtime.roofline import Measured, Modelled, roofline
 from medusa_engine.runtime.tree import Tree
 

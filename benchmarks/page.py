@@ -33,6 +33,10 @@ pre { background: #f4f6f8; padding: 1rem; overflow-x: auto; font-size: 13px; }
 """
 
 
+_TAG = re.compile(r"<[^<>]*>")
+_ID = re.compile(r"""(\sid="|href="#|url\(#)""")  # where an id begins, and where one is referred to
+
+
 def page(found: Results, pictures: Mapping[str, bytes]) -> str:
     """The whole document.
 
@@ -148,9 +152,11 @@ def _table(name: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _figure(pictures: Mapping[str, bytes], name: str, caption: str) -> str:
+    """A picture in the page, its ids behind its name: each counts its own parts from 1."""
     if name not in pictures:
         return f'<p class="note">{escape(caption)} Too large to be drawn.</p>'
     drawn = pictures[name].decode("utf-8")
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
+    drawn = _TAG.sub(lambda tag: _ID.sub(rf"\g<1>{name}-", tag[0]), drawn)
     drawn = drawn.replace("<svg", f'<svg role="img" aria-label="{escape(caption)}"', 1)
     return f'<figure id="figure-{name}">{drawn}<figcaption>{escape(caption)}</figcaption></figure>'

@@ -13,6 +13,7 @@ from medusa_engine.benchmarks.stage_times import BETWEEN
 from medusa_engine.benchmarks.stages import STAGES
 from medusa_engine.runtime.comparison import proposes
 from medusa_engine.runtime.counted import counted
+from medusa_engine.runtime.manifest import number_formats
 
 SHOWN_RANKS = 6
 
@@ -32,13 +33,14 @@ def text(found: Results) -> str:
 def facts(found: Results) -> dict[str, str]:
     """Engine, machine and versions by name."""
     limits = found.manifest["limits"]
+    numbers = number_formats(found.manifest["weights"], found.manifest["dtype"])
     machine = found.machine
     memory = machine["memory_bytes"]
     assert isinstance(memory, int)
     load = machine["load_average"]
     assert isinstance(load, tuple)
     return {
-        "engine": f"{found.manifest['name']}: {found.manifest['dtype']}, {counted(limits['heads'], 'head')},"
+        "engine": f"{found.manifest['name']}: {numbers}, {counted(limits['heads'], 'head')},"
         f" {counted(found.settings.threads, 'thread')}, loaded in {found.load_seconds:.1f} s",
         "machine": f"{machine['processor']}, {counted(machine['cores'], 'core')}, {memory / (1 << 30):.0f} GiB,"
         f" load {load[0]:.1f}",

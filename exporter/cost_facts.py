@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from medusa_engine.exporter.passes.quantize import Stored
+from medusa_engine.runtime.manifest import DTYPE_BYTES
+
 
 def cost_facts(model: Any) -> dict[str, int | None]:
     """Sizes of a transformers causal LM, see `runtime/cost.py`.
@@ -22,4 +25,16 @@ def cost_facts(model: Any) -> dict[str, int | None]:
         "intermediate_size": getattr(config, "intermediate_size", None),
         "layer_weights": sum(p.numel() for p in parameters if p.ndim >= 2 and id(p) not in tables),
         "parameters": sum(p.numel() for p in parameters),
+    }
+
+
+def stored_facts(stored: Stored, layer_weights: int) -> dict[str, int]:
+    """Bytes of what a round reads of a quantised backbone: `layer_weight_bytes`, `lm_weight_bytes`.
+
+    Matrices that were not quantised, as those of experts are not, are in fp32.
+    """
+    unquantised = layer_weights - stored.layer_elements
+    return {
+        "layer_weight_bytes": stored.layer_bytes + unquantised * DTYPE_BYTES["float32"],
+        "lm_weight_bytes": stored.lm_bytes,
     }

@@ -19,7 +19,7 @@ from medusa_engine.exporter import bundle, checkpoint, graphs
 from medusa_engine.exporter.backbone import check_backbone
 from medusa_engine.exporter.check import check_logits, reference_logits
 from medusa_engine.exporter.check_rows import check_rows
-from medusa_engine.exporter.cost_facts import cost_facts
+from medusa_engine.exporter.cost_facts import cost_facts, stored_facts
 from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.exact_attention import use_exact_attention
 from medusa_engine.exporter.experts import dense_experts
@@ -132,7 +132,7 @@ def export(settings: ExportSettings) -> Path:
             probe.unlink()
         if quantised:
             with stage(f"quantising to {settings.weights}, comparing rows of a tree with plain decoding"):
-                graphs.quantize(traced, settings.weights)
+                facts |= stored_facts(graphs.quantize(traced, settings.weights), facts["layer_weights"])
                 graphs.write_weights(traced, folder)
                 shutil.rmtree(probe.parent)
                 probe = folder / "check.onnx"

@@ -15,7 +15,7 @@ from medusa_engine.exporter.passes.idle_heads import IdleHeadsPass
 from medusa_engine.exporter.passes.live_rows import LiveRowsPass
 from medusa_engine.exporter.passes.no_drafts import NoDraftsPass
 from medusa_engine.exporter.passes.projections import FuseProjectionsPass
-from medusa_engine.exporter.passes.quantize import CONTRIB_DOMAIN, QuantizePass
+from medusa_engine.exporter.passes.quantize import CONTRIB_DOMAIN, QuantizePass, Stored
 from medusa_engine.exporter.passes.split_heads import SplitHeadsPass
 from medusa_engine.exporter.passes.wide_norms import WideNormsPass
 from medusa_engine.exporter.round_shape import RoundShape
@@ -65,10 +65,12 @@ def finish_graph(model: ir.Model, shape: RoundShape) -> None:
         node.doc_string = None
 
 
-def quantize(model: ir.Model, precision: str) -> None:
-    """Make the weight matrices of the backbone `int8` or `int4`; in place."""
-    QuantizePass(precision, LOGITS_OUTPUT)(model)
+def quantize(model: ir.Model, precision: str) -> Stored:
+    """Make the weight matrices of the backbone `int8` or `int4`; in place. Returns what they take."""
+    quantize_pass = QuantizePass(precision, LOGITS_OUTPUT)
+    quantize_pass(model)
     RemoveUnusedNodesPass()(model)
+    return quantize_pass.stored
 
 
 def write_weights(model: ir.Model, folder: Path) -> None:

@@ -90,7 +90,8 @@ class Verification:
     Attributes:
         model, engine: what was compared, as the user named it.
         layers: of the decoder, which rounding errors add up over.
-        dtype: of the engine's weights.
+        dtype: of the engine's cache and of what it computes with.
+        weights: of its weight matrices: the dtype, "int8" or "int4".
         tolerance: see `verify_compare.py`.
         drafts_compared: whether the heads, if there are any, were at hand; lookup always is.
         prompts: by number - 1.
@@ -102,6 +103,7 @@ class Verification:
     engine: str
     layers: int
     dtype: str
+    weights: str
     tolerance: float
     drafts_compared: bool
     prompts: Sequence[Prompt]
@@ -173,6 +175,7 @@ def verify(settings: VerifySettings, report: Report) -> Verification:
         engine=str(settings.engine),
         layers=reference.layers,
         dtype=engine.manifest.dtype,
+        weights=engine.manifest.weights,
         tolerance=tolerance,
         drafts_compared=heads is not None,
         prompts=prompts,

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from medusa_engine.exporter.output_file import check_output, write_file
 from medusa_engine.exporter.verify_settings import VerifySettings
 from medusa_engine.runtime.command_line import EXIT_USER_ERROR, add_version, run_command
-from medusa_engine.runtime.errors import UserError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> bool:
     asked = vars(options).copy()
     report, as_json = asked.pop("report"), asked.pop("json")
     if report is not None:
-        _check_report(report)
+        check_output(report, suffixes=(".html", ".htm"), option="--report")
     if options.model.endswith(".gguf"):
         os.environ.setdefault("TQDM_DISABLE", "1")  # see `medusa-export`
     from medusa_engine.exporter.verify import verify
@@ -84,22 +84,10 @@ def _run(options: argparse.Namespace) -> bool:
     found = verify(VerifySettings(**asked), lambda line: print(line, file=sys.stderr, flush=True))
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
-    if report is not None:
-        try:
-            report.write_text(page(found), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{report}: cannot write: {error.strerror or error}", "give another --report") from error
     print(json.dumps(document(found)) if as_json else text(found))
+    if report is not None:  # behind the verdict, which a full disk must not cost
+        write_file(report, page(found).encode("utf-8"), option="--report")
     return found.fault
-
-
-def _check_report(path: Path) -> None:
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{path}: cannot write {path.suffix or 'a file without an ending'}", "end the name in .html")
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder", "give the name of a file")
-    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-        raise UserError(f"{path}: its folder does not exist or cannot be written to", "give another --report")
 
 
 if __name__ == "__main__":

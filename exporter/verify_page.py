@@ -16,6 +16,7 @@ from medusa_engine.exporter.verify_report import (
     versions,
 )
 from medusa_engine.runtime.counted import counted
+from medusa_engine.runtime.manifest import number_formats
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -32,7 +33,7 @@ def page(found: Verification) -> str:
     """The whole document."""
     facts = {
         "checkpoint": f"{found.model}, {counted(found.layers, 'layer')}",
-        "engine": f"{found.engine}, {found.dtype}",
+        "engine": f"{found.engine}, {number_formats(found.weights, found.dtype)}",
         "tolerance": f"{found.tolerance:.0e} of a row's largest logit",
         "versions": ", ".join(f"{tool} {number}" for tool, number in versions().items()),
     }

@@ -12,6 +12,7 @@ from typing import Any
 from medusa_engine.exporter.verify import Subject, Verification
 from medusa_engine.exporter.verify_difference import Difference
 from medusa_engine.runtime.counted import counted
+from medusa_engine.runtime.manifest import number_formats
 
 TOOLS = ("medusa-engine", "onnxruntime", "torch", "transformers")
 
@@ -52,6 +53,7 @@ def document(found: Verification) -> dict[str, Any]:
             "engine": found.engine,
             "layers": found.layers,
             "dtype": found.dtype,
+            "weights": found.weights,
             "tolerance": found.tolerance,
             "prompts": [{"name": prompt.name, "tokens": len(prompt.ids)} for prompt in found.prompts],
             "subjects": subjects,
@@ -65,7 +67,7 @@ def text(found: Verification) -> str:
     """A few lines for each subject; of a divergence, where it is and what both say."""
     lines = [
         f"checkpoint   {found.model}: {counted(found.layers, 'layer')}",
-        f"engine       {found.engine}: {found.dtype}",
+        f"engine       {found.engine}: {number_formats(found.weights, found.dtype)}",
         f"tolerance    {found.tolerance:.0e} of a row's largest logit",
     ]
     for subject in found.subjects:

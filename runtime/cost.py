@@ -1,127 +1,32 @@
 """The cost ledger of a round: what its parts compute, read and hold, counted from sizes; nothing is measured.
 
-    C = C_topk + C_backbone + C_LM + C_heads + C_path + C_posterior + C_commit
+    C = C_topk + C_backbone + C_LM + C_heads + C_path + C_posterior + C_commit, and C_lookup where the context proposes
 
 Conventions: a multiply-add is two FLOPs, a comparison one. Of the backbone the matrix products count, all experts'
 too; norms, rotations, activation functions and softmax do not, and activations are taken to stay in the processor's
 caches. Attention computes all row pairs and masks some afterwards: what the tree mask hides was computed all the same.
 Heads that share the LM projection save parameters, never its arithmetic.
+
+Weights count as they are stored: int8 and int4 with their scales and zero points, embeddings and heads in the dtype.
+Not counted are biases and norms, rotary frequencies, and the token map of a draft vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import Manifest
+from medusa_engine.runtime.lookup import LONGEST_KEY
+from medusa_engine.runtime.model_facts import ModelFacts
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL
 from medusa_engine.runtime.tree import PLAIN_NAME, Tree
 
-PARTS = ("top-k", "backbone", "LM", "heads", "path", "posterior", "commit")
+LOOKUP_PART = "lookup"
+PARTS = ("top-k", "backbone", "LM", "heads", "path", "posterior", "commit", LOOKUP_PART)
 ROOT = Tree((), PLAIN_NAME)
 
-_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _TOKEN_BYTES = 8
 # Operations per target logit: argmax; exp, sum, divide and the running sum of a draw; and p * log p with its sum.
 _LOGIT_FLOPS = {GREEDY: 1, SAMPLE: 4, REJECTION: 4, TYPICAL: 6}
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """The sizes that costs depend on.
-
-    Attributes:
-        hidden, vocab: H and V.
-        layers, attention_heads, kv_heads, head_dim: of the decoder.
-        layer_weights: elements of all weight matrices in the layers: each row of a pass multiplies them once.
-        parameters: of the backbone, embeddings and LM projection included, tied ones once.
-        heads, residual_blocks: K heads of so many blocks.
-        choices: V', tokens that a head chooses from.
-        projections: of the heads' own: 0 where they share the LM projection, 1 where they share another one, K.
-        weight_bytes, value_bytes: of one number of the weights; of cache and logits.
-    """
-
-    hidden: int
-    vocab: int
-    layers: int
-    attention_heads: int
-    kv_heads: int
-    head_dim: int
-    layer_weights: int
-    parameters: int
-    heads: int
-    residual_blocks: int
-    choices: int
-    projections: int
-    weight_bytes: float
-    value_bytes: float
-
-    @property
-    def kv_row_bytes(self) -> int:
-        """Bytes of one row of the key/value cache, all layers."""
-        return round(2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes)
-
-    @property
-    def residual_parameters(self) -> int:
-        """Parameters of one residual block: weight [H, H] and bias [H]."""
-        return self.hidden * self.hidden + self.hidden
-
-    @property
-    def projection_parameters(self) -> int:
-        """Parameters of one head projection, [V', H]."""
-        return self.choices * self.hidden
-
-    @property
-    def head_parameters(self) -> int:
-        """Parameters that the heads add to the backbone's."""
-        blocks = self.heads * self.residual_blocks * self.residual_parameters
-        return blocks + self.projections * self.projection_parameters
-
-    @property
-    def resident_parameters(self) -> int:
-        """Parameters in memory while rounds run."""
-        return self.parameters + self.head_parameters
-
-
-def facts_of(manifest: Manifest) -> ModelFacts:
-    """The sizes of a bundle.
-
-    Raises:
-        UserError: it was exported before the manifest told them.
-    """
-
-    def fact(section: str, name: str) -> int:
-        value: Any = getattr(manifest, section).get(name)
-        if type(value) is not int or value < 0:
-            raise UserError(
-                f'{manifest.name}: the bundle\'s manifest does not tell "{section}.{name}", which costs depend on',
-                "export the model again with this version of medusa-export",
-            )
-        return value
-
-    limits = manifest.limits
-    scalar = _BYTES.get(manifest.dtype)
-    if scalar is None:
-        raise UserError(
-            f"{manifest.name}: weights of dtype {manifest.dtype} have no known size", f"known are {', '.join(_BYTES)}"
-        )
-    return ModelFacts(
-        hidden=fact("model", "hidden_size"),
-        vocab=limits.vocab_size,
-        layers=limits.layers,
-        attention_heads=fact("model", "attention_heads"),
-        kv_heads=limits.kv_heads,
-        head_dim=limits.head_dim,
-        layer_weights=fact("model", "layer_weights"),
-        parameters=fact("model", "parameters"),
-        heads=limits.heads,
-        residual_blocks=fact("heads", "residual_layers"),
-        choices=manifest.heads.get("draft_vocabulary") or limits.vocab_size,
-        projections=fact("heads", "projections"),
-        weight_bytes=scalar,
-        value_bytes=scalar,
-    )
 
 
 @dataclass(frozen=True)
@@ -179,12 +84,12 @@ class Ledger:
     """What a round is counted to cost.
 
     Attributes:
-        parts: the seven terms, in the order of PARTS.
+        parts: the terms, in the order of PARTS; `lookup` where the engine has it.
         tree, rows, context: the tree, its N packed rows, and the P committed rows before them.
         resident_parameters: in memory, heads included.
         temporary_kv_bytes: of the N staged cache rows, most of which are dropped.
         committed_kv_bytes: of the P committed ones.
-        dense_attention_pairs: N * (P + N) row pairs, which are computed.
+        dense_attention_pairs: N * (P + N) row pairs, with fixed shapes N * S_max, which are computed.
         allowed_attention_pairs: those that the tree mask lets through; told, never counted as work.
         target_logit_elements: N * V.
         gathered_path_logit_elements: paths * (depth + 1) * V, which acceptance path by path would gather.
@@ -228,7 +133,8 @@ def round_ledger(
     """Count a round that verifies `tree` behind `context` committed rows.
 
     Args:
-        next_tree: the tree it proposes; `tree` if None. Where that is the root alone, the heads do not run.
+        next_tree: the tree it proposes; `tree` if None. Where it asks for no token of the heads they do not run, and so
+            for lookup.
         policy: of acceptance.
 
     Raises:
@@ -240,19 +146,25 @@ def round_ledger(
     parents = {path[:-1] for path in tree.paths}
     leaves = sum(path not in parents for path in ((), *tree.paths))
     mask_ones = rows + sum(len(path) for path in tree.paths)  # each row sees itself and its ancestors
-    dense_pairs = rows * (context + rows)
+    columns = facts.fixed_cache_rows or context + rows  # cache rows that the attention covers
+    dense_pairs = rows * columns
     target_logits = rows * facts.vocab
-    winning = head_work(facts, 1 if (next_tree or tree).nodes > 1 else 0)
+    proposed = tree if next_tree is None else next_tree
+    winning = head_work(facts, 1 if facts.fixed_cache_rows or proposed.heads else 0)
+    # Rows that the last pass accepted, which this one gathers and writes anew: at most a path of such a tree.
+    pending = 1 + (facts.depth if facts.fixed_cache_rows else tree.depth)
+    runs = bool(facts.fixed_cache_rows or proposed.lookup)
+    lookup = (_lookup(facts, facts.fixed_cache_rows or context, runs=runs),) if facts.lookup else ()
     return Ledger(
         parts=(
             _part(facts, "top-k", winning.logit_elements, 0, winning.logit_elements),
-            _backbone(facts, rows, context, dense_pairs),
-            _part(facts, "LM", 2 * target_logits * facts.hidden, facts.vocab * facts.hidden, target_logits),
-            _part(facts, "heads", winning.flops, _head_weights(facts) if winning.flops else 0, winning.logit_elements),
-            Part("path", leaves * facts.heads, 0, 2 * leaves * (facts.heads + 1) * _TOKEN_BYTES),
+            _backbone(facts, rows, columns),
+            _part(facts, "LM", 2 * target_logits * facts.hidden, facts.lm_weight_bytes, target_logits),
+            _part(facts, "heads", winning.flops, _head_bytes(facts) if winning.flops else 0, winning.logit_elements),
+            Part("path", leaves * facts.depth, 0, 2 * leaves * (facts.depth + 1) * _TOKEN_BYTES),
             _part(facts, "posterior", _LOGIT_FLOPS[policy] * target_logits, 0, target_logits),
-            # Compaction reads and writes up to D+1 rows, with fixed shapes always as many, and the N new ones.
-            Part("commit", 0, 0, (2 * (facts.heads + 1) + rows) * facts.kv_row_bytes),
+            Part("commit", 0, 0, (2 * pending + rows) * facts.kv_row_bytes),
+            *lookup,
         ),
         tree=tree.name,
         rows=rows,
@@ -270,25 +182,31 @@ def round_ledger(
 
 
 def step_ledger(facts: ModelFacts, *, context: int) -> Ledger:
-    """Count a plain step: one row, no heads."""
+    """Count a plain step: one row, and no heads but where shapes are fixed."""
     ledger = round_ledger(facts, ROOT, context=context)
     return replace(ledger, heads_on_all_rows=head_work(facts, 0))
 
 
-def _part(facts: ModelFacts, name: str, flops: int, weights: int, values: int) -> Part:
-    """A term that reads so many weights and reads or writes so many values."""
-    return Part(name, flops, round(weights * facts.weight_bytes), round(values * facts.value_bytes))
+def _part(facts: ModelFacts, name: str, flops: int, weight_bytes: int, values: int) -> Part:
+    """A term that reads so many bytes of weights and reads or writes so many values."""
+    return Part(name, flops, weight_bytes, round(values * facts.value_bytes))
 
 
-def _backbone(facts: ModelFacts, rows: int, context: int, dense_pairs: int) -> Part:
+def _backbone(facts: ModelFacts, rows: int, columns: int) -> Part:
     products = 2 * rows * facts.layer_weights
-    attention = 2 * 2 * dense_pairs * facts.layers * facts.attention_heads * facts.head_dim  # q * k, and p * v
-    weights = facts.layer_weights + rows * facts.hidden  # and the rows' embeddings
-    read = (context + rows) * facts.kv_row_bytes
-    return Part("backbone", products + attention, round(weights * facts.weight_bytes), read)
+    attention = 2 * 2 * rows * columns * facts.layers * facts.attention_heads * facts.head_dim  # q * k, and p * v
+    weights = facts.layer_weight_bytes + round(rows * facts.hidden * facts.weight_bytes)  # and the rows' embeddings
+    return Part("backbone", products + attention, weights, columns * facts.kv_row_bytes)
 
 
-def _head_weights(facts: ModelFacts) -> int:
-    """Weights the heads read: a shared projection is read once for all of them, but not for nothing."""
+def _head_bytes(facts: ModelFacts) -> int:
+    """Bytes of weights the heads read: a shared projection is read once for all of them, but not for nothing."""
     blocks = facts.heads * facts.residual_blocks * facts.residual_parameters
-    return blocks + max(1, facts.projections) * facts.projection_parameters
+    return round((blocks + max(1, facts.projections) * facts.projection_parameters) * facts.weight_bytes)
+
+
+def _lookup(facts: ModelFacts, tokens: int, *, runs: bool) -> Part:
+    """The end of the context at each of its tokens: those of the key compared, and the longest, latest match kept."""
+    if not runs:
+        return Part(LOOKUP_PART, 0, 0, 0)
+    return Part(LOOKUP_PART, (LONGEST_KEY + 1) * tokens, 0, (tokens + 2 * facts.lookup) * _TOKEN_BYTES)

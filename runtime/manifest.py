@@ -129,6 +129,11 @@ class Manifest:
         return document | {"sha256": document_sha256(document)}
 
 
+def number_formats(weights: str, dtype: str) -> str:
+    """For people: `float32`, or `int4 weights, float32`."""
+    return dtype if weights == dtype else f"{weights} weights, {dtype}"
+
+
 def tree_names(count: int) -> list[str]:
     """File names of the trees of a bundle: tree.json, tree.2.json, tree.3.json."""
     return [TREE_NAME, *(f"tree.{number}.json" for number in range(2, count + 1))]

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from medusa_engine.runtime.cost import Ledger, ModelFacts, Part, round_ledger, step_ledger
+from medusa_engine.runtime.cost import Ledger, Part, round_ledger, step_ledger
 from medusa_engine.runtime.counted import counted
-from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.model_facts import ModelFacts
+from medusa_engine.runtime.tree import LOOKUP, Tree
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,7 @@ def ledger_seconds(ledger: Ledger, machine: Machine) -> Modelled:
 def roofline(facts: ModelFacts, machine: Machine, *, context: int, nodes: Iterable[int]) -> dict[int, Modelled]:
     """T(N): seconds of a round of N rows behind `context` committed rows, by N.
 
-    Of a tree's shape only its leaves count, for some comparisons: here every row but the root is one. N = 1 is a round
-    that proposes the root alone, which is a plain step.
+    N = 1 is a round that proposes the root alone, which is a plain step. For the trees of the others see `_tree`.
 
     Raises:
         ValueError: fewer than one row.
@@ -74,9 +74,21 @@ def roofline(facts: ModelFacts, machine: Machine, *, context: int, nodes: Iterab
     for count in nodes:
         if count < 1:
             raise ValueError(f"a round of {count} rows")
-        tree = Tree(tuple((rank,) for rank in range(count - 1)), counted(count, "row"))
-        times[count] = ledger_seconds(round_ledger(facts, tree, context=context), machine)
+        times[count] = ledger_seconds(round_ledger(facts, _tree(facts, count), context=context), machine)
     return times
+
+
+def _tree(facts: ModelFacts, rows: int) -> Tree:
+    """A tree of so many rows: of its shape little depends but some comparisons and cache rows that move.
+
+    With heads, all rows are the root's children; from three on the last is looked up, where the engine has lookup.
+    Without heads, they are a chain of lookups.
+    """
+    name = counted(rows, "row")
+    if not facts.heads:
+        return Tree(tuple((LOOKUP,) * depth for depth in range(1, rows)), name)
+    looked_up = [LOOKUP] * (facts.lookup > 0 and rows > 2)
+    return Tree(tuple((step,) for step in (*range(rows - 1 - len(looked_up)), *looked_up)), name)
 
 
 def step_seconds(facts: ModelFacts, machine: Machine, *, context: int) -> Modelled:

@@ -10,6 +10,7 @@ PROMPTS = {"odd <&> category": [[1, 2, 3], [7]], "even": [[2, 4], [20, 21, 22, 2
 REPEATS, MAX_NEW_TOKENS = 2, 20
 SWEEP = [1, 2, 4, 8, 16]
 CONTEXTS = [4, 24]
+CHAIN_NAME = 'chain $x^{$ id="figure_1"'  # no formula, and no markup
 CHAIN = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]
 
 

@@ -116,7 +116,7 @@ def test_a_log_and_a_plot_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_put_in_place_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from medusa_engine.training.output_file import write_file
+    from medusa_engine.exporter.output_file import write_file
 
     path = tmp_path / "tree.json"
     path.write_text("old")

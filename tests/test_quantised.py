@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
@@ -20,13 +22,22 @@ from tiny_models import RANDOM_VOCAB, Exported, export, random_heads, random_lla
 from transformers import LlamaConfig, LlamaForCausalLM
 from tree_strategies import trees
 
+from medusa_engine.benchmarks.bench import Results
+from medusa_engine.benchmarks.settings import BenchSettings
+from medusa_engine.benchmarks.text import facts
 from medusa_engine.exporter import attention, exact_attention
+from medusa_engine.exporter.verify import Verification
+from medusa_engine.exporter.verify_page import page as verify_page
+from medusa_engine.exporter.verify_report import document as verify_document
+from medusa_engine.exporter.verify_report import text as verify_text
+from medusa_engine.runtime.cost import round_ledger
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import read_manifest
+from medusa_engine.runtime.model_facts import facts_of
 from medusa_engine.runtime.policy import AcceptancePolicy
 from medusa_engine.runtime.rounds import Decoding
-from medusa_engine.runtime.tree import Tree
+from medusa_engine.runtime.tree import Tree, chain
 from medusa_engine.runtime.tree_plan import TreePlan
 
 HEADS = 3
@@ -148,3 +159,33 @@ def test_queries_keys_and_values_are_one_product(own_heads: Exported) -> None:
     dims = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     products = Counter(dims[node.input[1]] for node in model.graph.node if node.op_type == "MatMul")
     assert products == {(32, 64): 2, (32, 32): 2, (32, 80): 2, (40, 32): 2}  # [q|k|v], o, [gate|up], down of two layers
+
+
+def test_reports_name_the_format_of_the_weights(quantised: Exported) -> None:
+    manifest = read_manifest(quantised.bundle)
+    found = SimpleNamespace(
+        manifest=manifest.document(),
+        machine={"memory_bytes": 1, "load_average": (0.0, 0.0, 0.0), "processor": "", "cores": 1, "system": ""}
+        | {"python": ""},
+        settings=BenchSettings(quantised.bundle, threads=1),
+        load_seconds=0.0,
+        versions={},
+    )
+    assert f"bundle: {manifest.weights} weights, float32, 3 heads" in facts(cast(Results, found))["engine"]
+    verified = Verification("m", "e", 1, manifest.dtype, manifest.weights, 1e-4, True, [], [], [])
+    assert f"e: {manifest.weights} weights, float32" in verify_text(verified)
+    assert f"e, {manifest.weights} weights, float32" in verify_page(verified)
+    assert verify_document(verified)["weights"] == manifest.weights
+
+
+def test_the_ledger_counts_weights_as_they_are_stored(quantised: Exported) -> None:
+    """Those of weights.bin, and the scales that are so few here that they stay in the graph file."""
+    sizes = facts_of(read_manifest(quantised.bundle))
+    ledger = round_ledger(sizes, chain(HEADS), context=20)
+    table = sizes.vocab * sizes.hidden * 4  # of embeddings, of which a round reads its rows'
+    counted = sum(part.weight_bytes for part in ledger.parts) - ledger.rows * sizes.hidden * 4 + table
+    graph = onnx.load(quantised.bundle / "round.onnx", load_external_data=False).graph
+    inline = [tensor for tensor in graph.initializer if not tensor.external_data]
+    stored = (quantised.bundle / "weights.bin").stat().st_size
+    stored += sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in inline)
+    assert counted == pytest.approx(stored, rel=0.03)  # biases, norms and small constants apart

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -141,6 +143,34 @@ def test_the_page_escapes_what_it_tells(own_heads: Exported, prompts: Path, tmp_
     assert main(arguments(own_heads, odd, "--prompts", prompts, "--report", report)) == 0
     page = Page(report.read_text(encoding="utf-8"))
     assert str(odd) in page.text and "b" not in page.tags
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_disk_that_is_full_costs_neither_the_verdict_nor_the_old_page(
+    own_heads: Exported,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    as_json: bool,
+) -> None:
+    def full(self: Path, *_arguments: object, **_options: object) -> None:
+        self.touch()
+        os.truncate(self, 0)  # as opening it to write does
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    report = folder / "report.html"
+    report.write_text("old")
+    for write in ("write_text", "write_bytes"):
+        monkeypatch.setattr(Path, write, full)
+    extra = ("--json",) if as_json else ()
+    assert main(arguments(own_heads, None, "--prompts", prompts, "--report", report, *extra)) == 1
+    out, errors = capsys.readouterr()
+    assert json.loads(out)["verdict"] == "same" if as_json else "the same, token for token" in out
+    assert f"{report}: cannot write: {os.strerror(errno.ENOSPC)}" in errors
+    assert report.read_text() == "old" and list(folder.iterdir()) == [report]
 
 
 # Prompts

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from medusa_engine.training.output_file import write_file
+from medusa_engine.exporter.output_file import write_file
 
 
 def write_json(path: Path, document: dict[str, Any], *, indent: int | None = None) -> None:

@@ -15,6 +15,7 @@ from medusa_engine.exporter import checkpoint
 from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, load_heads, write_checkpoint
 from medusa_engine.exporter.head_formats import ORIGINAL, VLLM
 from medusa_engine.exporter.heads import HeadWeights
+from medusa_engine.exporter.output_file import make_folder
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
@@ -24,7 +25,6 @@ from medusa_engine.training.json_file import write_json
 from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.medusa1 import HeadTrainer
 from medusa_engine.training.medusa1_settings import TrainSettings
-from medusa_engine.training.output_file import make_folder
 from medusa_engine.training.shards import read_manifest
 from medusa_engine.training.training_log import TrainingLog
 from medusa_engine.training.vocabulary import Vocabulary, draft_vocabulary

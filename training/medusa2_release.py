@@ -18,11 +18,11 @@ from medusa_engine.exporter.backbone import ADAPTER_FILE
 from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, write_checkpoint
 from medusa_engine.exporter.head_formats import MEDUSA_2, ORIGINAL
 from medusa_engine.exporter.heads import HeadWeights
+from medusa_engine.exporter.output_file import make_folder, writing
 from medusa_engine.exporter.saved_tokenizer import save_tokenizer
 from medusa_engine.runtime.manifest import file_sha256
 from medusa_engine.training.json_file import write_json
 from medusa_engine.training.medusa2_model import Medusa2
-from medusa_engine.training.output_file import make_folder, writing
 
 _CONFIG = "config.json"
 

@@ -16,6 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from medusa_engine.exporter import checkpoint
 from medusa_engine.exporter.error_text import first_line
+from medusa_engine.exporter.output_file import make_folder, writing
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json
@@ -27,7 +28,6 @@ from medusa_engine.training.medusa2_loss import DIRECT_LAMBDA, DISTILLED_LAMBDA
 from medusa_engine.training.medusa2_model import Medusa2, add_adapter, load_backbone
 from medusa_engine.training.medusa2_release import write_adapter_release, write_merged_release
 from medusa_engine.training.medusa2_trainer import Medusa2Trainer, plot_log
-from medusa_engine.training.output_file import make_folder, writing
 
 FACTS_NAME = "training.json"
 

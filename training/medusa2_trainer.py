@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from medusa_engine.exporter.error_text import first_line
+from medusa_engine.exporter.output_file import writing
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.training.labels import IGNORED
 from medusa_engine.training.medusa2_loss import combine, loss_weights
 from medusa_engine.training.medusa2_model import Medusa2
-from medusa_engine.training.output_file import writing
 from medusa_engine.training.plot import Curve, draw_training
 from medusa_engine.training.training_log import LOG_NAME, PLOT_NAME
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from medusa_engine.exporter.output_file import writing
 from medusa_engine.training.labels import head_weights
-from medusa_engine.training.output_file import writing
 from medusa_engine.training.plot import Curve, draw_training
 
 LOG_NAME = "log.jsonl"

@@ -109,12 +109,12 @@ def _report(line: str) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    from medusa_engine.exporter.output_file import check_output
     from medusa_engine.runtime.engine import Engine
     from medusa_engine.runtime.manifest import file_sha256
     from medusa_engine.training.calibrate import calibrate
     from medusa_engine.training.calibration import engine_provenance
     from medusa_engine.training.lookup_hits import lookup_lines
-    from medusa_engine.training.output_file import check_output
 
     check_output(options.output)
     if options.max_new_tokens < 1:
@@ -164,10 +164,10 @@ def _prompt_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _search(options: argparse.Namespace) -> None:
+    from medusa_engine.exporter.output_file import check_output
     from medusa_engine.runtime.engine import Engine
     from medusa_engine.training.calibration import check_calibrated, load_calibration
     from medusa_engine.training.json_file import write_json
-    from medusa_engine.training.output_file import check_output
     from medusa_engine.training.searched_tree import search_engine, search_nodes
 
     check_output(options.output)
@@ -230,10 +230,10 @@ def _lookup_nodes(options: argparse.Namespace, calibration: Calibration, offered
 
 
 def _show(options: argparse.Namespace) -> None:
+    from medusa_engine.exporter.output_file import check_output, write_file
     from medusa_engine.runtime.tree import load_tree
     from medusa_engine.training.calibration import load_calibration
     from medusa_engine.training.node_probabilities import calibrated_probabilities, probabilities_of_file
-    from medusa_engine.training.output_file import check_output, write_file
     from medusa_engine.training.tree_drawing import FORMATS, draw
     from medusa_engine.training.tree_sketch import sketch
 

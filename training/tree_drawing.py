@@ -84,7 +84,12 @@ def draw(tree: Tree, probabilities: Mapping[TreePath, float] | None, suffix: str
     least = max(_LEAST_WIDTH, 2 * _RIGHT + _LETTER * len(title))
     width = max(least, _LEFT + _RIGHT + _COLUMN * (1 + max(column for column, _ in places.values())))
     height = _TOP + _BOTTOM + _LAYER * tree.depth + _BOX_HEIGHT
-    style = {"svg.fonttype": "none", "svg.hashsalt": "medusa-tree", "font.family": "DejaVu Sans"}
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "medusa-tree",
+        "text.parse_math": False,  # names are not ours
+        "font.family": "DejaVu Sans",
+    }
     with matplotlib.rc_context(style), warnings.catch_warnings():
         figure = Figure(figsize=(width, height), facecolor="white")
         FigureCanvasAgg(figure)
@@ -114,7 +119,7 @@ def _inches(
 
 
 def _draw_layers(axes: Any, tree: Tree, title: str, width: float, height: float) -> None:
-    axes.text(0.3, height - 0.38, title, color=_INK, fontsize=11, fontweight="bold", va="center", parse_math=False)
+    axes.text(0.3, height - 0.38, title, color=_INK, fontsize=11, fontweight="bold", va="center")
     top = height - _TOP - _BOX_HEIGHT / 2
     for depth in range(tree.depth + 1):
         y = top - _LAYER * depth

@@ -30,18 +30,41 @@ _FLOAT = ir.DataType.FLOAT
 Floats = npt.NDArray[np.float32]
 
 
+class Stored(NamedTuple):
+    """What became of the weight matrices, for the cost ledger.
+
+    Attributes:
+        layer_elements: numbers in the matrices of the layers that were quantised.
+        layer_bytes: of those, scales and zero points included.
+        lm_bytes: of the LM projection, likewise.
+    """
+
+    layer_elements: int
+    layer_bytes: int
+    lm_bytes: int
+
+    def with_product(self, elements: int, size: int, *, of_logits: bool) -> Stored:
+        if of_logits:
+            return self._replace(lm_bytes=size)
+        return self._replace(layer_elements=self.layer_elements + elements, layer_bytes=self.layer_bytes + size)
+
+
 class QuantizePass(ir.passes.InPlacePass):
     """Rewrite the products that the logits depend on; what only the drafts of the heads depend on stays in fp32.
 
     Args:
         precision: `int8` or `int4`; int8 is also for weights whose K is no multiple of `BLOCK`.
         logits: name of the graph's output of target logits.
+
+    Attributes:
+        stored: after the pass, how much it wrote.
     """
 
     def __init__(self, precision: str, logits: str) -> None:
         super().__init__()
         self._precision = precision
         self._logits = logits
+        self.stored = Stored(0, 0, 0)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
@@ -63,6 +86,8 @@ class QuantizePass(ir.passes.InPlacePass):
                 result = tape.op("Add", [result, bias])
             for value in tape.initializers:
                 graph.register_initializer(value)
+            size = sum(value.const_value.nbytes for value in tape.initializers if value.const_value is not None)
+            self.stored = self.stored.with_product(weight.size, size, of_logits=node is products[-1][0])
             graph.insert_before(node, tape.nodes)
             _replace(graph, node, result)
         return ir.passes.PassResult(model, modified=bool(products))

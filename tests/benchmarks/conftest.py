@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench_run import CHAIN, CONTEXTS, MAX_NEW_TOKENS, PROMPTS, REPEATS, SWEEP, Benched
+from bench_run import CHAIN, CHAIN_NAME, CONTEXTS, MAX_NEW_TOKENS, PROMPTS, REPEATS, SWEEP, Benched
 from tiny_models import Exported
 
 from medusa_engine.benchmarks.cli import main
@@ -20,7 +20,7 @@ def benched(rigged_64: Exported, tmp_path_factory: pytest.TempPathFactory) -> Be
     folder = tmp_path_factory.mktemp("bench")
     prompts, tree = folder / "prompts.json", folder / "chain.json"
     prompts.write_text(json.dumps(PROMPTS))
-    tree.write_text(json.dumps(CHAIN))
+    tree.write_text(json.dumps({"name": CHAIN_NAME, "paths": CHAIN}))
     options: list[str | Path] = ["--engine", rigged_64.bundle, "--prompts", prompts, "--tree", tree, "--ledger"]
     options += ["--context", ",".join(map(str, CONTEXTS)), "--sweep", ",".join(map(str, SWEEP))]
     options += ["--repeats", str(REPEATS), "--threads", "1", "--max-new-tokens", str(MAX_NEW_TOKENS)]

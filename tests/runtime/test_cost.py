@@ -12,14 +12,14 @@ import pytest
 from medusa_engine.runtime.cost import (
     PARTS,
     ROOT,
-    ModelFacts,
-    facts_of,
     head_work,
     round_ledger,
     step_ledger,
 )
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.ledger_table import ledger_table
+from medusa_engine.runtime.manifest import TENSORRT
+from medusa_engine.runtime.model_facts import ModelFacts, facts_of
 from medusa_engine.runtime.roofline import (
     Machine,
     Measured,
@@ -59,6 +59,8 @@ LARGE = ModelFacts(
     residual_blocks=HEADS["res_blocks"],
     choices=HEADS["vocab"],
     projections=HEADS["heads"],
+    layer_weight_bytes=6_000_000_000 * KV["bytes_per_scalar"],
+    lm_weight_bytes=HEADS["vocab"] * HEADS["hidden"] * KV["bytes_per_scalar"],
     weight_bytes=KV["bytes_per_scalar"],
     value_bytes=KV["bytes_per_scalar"],
 )
@@ -77,6 +79,8 @@ SMALL = ModelFacts(
     residual_blocks=1,
     choices=10,
     projections=0,
+    layer_weight_bytes=400,
+    lm_weight_bytes=160,
     weight_bytes=4,
     value_bytes=4,
 )
@@ -146,10 +150,36 @@ def test_every_part_of_a_small_round_by_hand() -> None:
         "posterior": (40, 0, 160),
         "commit": (0, 0, (2 * 3 + 4) * 48),  # 3 rows read and written, 4 written
     }
-    assert tuple(parts) == PARTS
+    assert tuple(parts) == PARTS[:-1]  # without lookup
     assert ledger.flops == sum(flops for flops, _, _ in parts.values())
     assert ledger.bytes == sum(weights + values for _, weights, values in parts.values())
     assert ledger.resident_parameters == 140 + 2 * (16 + 4)
+
+
+def test_a_round_of_an_engine_with_lookup_by_hand() -> None:
+    facts = replace(SMALL, lookup=4)  # D = 4
+    tree = parse_tree([[0], ["L"], ["L", "L"], ["L", "L", "L"]], "small")  # 5 rows, 2 leaves, P = 5
+    parts = {
+        part.name: (part.flops, part.weight_bytes, part.value_bytes)
+        for part in round_ledger(facts, tree, context=5).parts
+    }
+    assert tuple(parts) == PARTS
+    assert parts["path"] == (2 * 4, 0, 2 * 2 * 5 * 8)
+    assert parts["commit"] == (0, 0, (2 * 4 + 5) * 48)  # at most four rows were accepted: the root and three nodes
+    assert parts["lookup"] == (4 * 5, 0, (5 + 2 * 4) * 8)  # 3 tokens of the key and a choice, at each of 5 tokens
+    idle = round_ledger(facts, tree, context=5, next_tree=parse_tree([[0]], "heads alone"))
+    assert idle.part("lookup").flops == idle.part("lookup").bytes == 0 < idle.part("heads").flops
+    copied = round_ledger(facts, tree, context=5, next_tree=parse_tree([["L"]], "lookup alone"))
+    assert copied.part("heads").flops == copied.part("top-k").bytes == 0 < copied.part("lookup").flops
+    assert round_ledger(facts, ROOT, context=5).part("commit").value_bytes == (2 * 1 + 1) * 48
+
+
+def test_fixed_shapes_move_and_cover_as_much_whatever_the_tree() -> None:
+    facts = replace(SMALL, lookup=4, fixed_cache_rows=64)
+    ledger = round_ledger(facts, parse_tree([[0]], "small"), context=5, next_tree=ROOT)  # 2 rows
+    assert ledger.part("commit").value_bytes == (2 * 5 + 2) * 48  # D+1 rows
+    assert ledger.part("backbone").value_bytes == 64 * 48 and ledger.dense_attention_pairs == 2 * 64
+    assert ledger.part("heads").flops > 0 and ledger.part("lookup").flops == 4 * 64
 
 
 def test_a_sparser_mask_computes_no_less() -> None:
@@ -218,6 +248,15 @@ def test_the_roofline_is_flat_while_memory_limits_and_rises_with_arithmetic() ->
         roofline(LARGE, machine, context=1, nodes=[0])
 
 
+def test_the_roofline_counts_what_the_engine_proposes_with() -> None:
+    machine = Machine(bytes_per_second=1e10, flops_per_second=1e12)
+    known = replace(LARGE, lookup=8)
+    plain, looked_up = (roofline(facts, machine, context=2048, nodes=[1, 2, 8]) for facts in (LARGE, known))
+    assert looked_up[8].value > plain[8].value
+    copied = roofline(replace(known, heads=0), machine, context=2048, nodes=[1, 8])
+    assert copied[1].value < copied[8].value < plain[8].value
+
+
 @pytest.mark.parametrize("rates", [(0.0, 1.0), (1.0, -1.0), (float("nan"), 1.0)])
 def test_rates_that_are_none_are_refused(rates: tuple[float, float]) -> None:
     with pytest.raises(ValueError):
@@ -259,11 +298,11 @@ def test_the_table_has_modelled_and_measured_times_in_columns_of_their_own() -> 
     title, header, *lines = ledger_table(ledger, machine=machine, measured=seconds).splitlines()
     assert title == "nine: 9 rows behind 2048 in the cache, counted"
     assert header.split() == ["part", "GFLOP", "MB", "weights", "MB", "values", "modelled", "ms", "measured", "ms"]
-    cells = {line.split()[0]: line.split()[1:] for line in lines[: len(PARTS) + 1]}
-    assert list(cells) == [*PARTS, "round"]
+    cells = {line.split()[0]: line.split()[1:] for line in lines[: len(PARTS)]}
+    assert list(cells) == [*PARTS[:-1], "round"]
     assert cells["LM"] == ["2.3593", "262.14", "0.576", "262.720", "-"]
     assert (cells["backbone"][4], cells["round"][4]) == ("250.000", "500.000")
-    assert len({len(line) for line in [header, *lines[: len(PARTS) + 1]]}) == 1
+    assert len({len(line) for line in [header, *lines[: len(PARTS)]]}) == 1
     text = "\n".join(lines)
     assert "18,513 computed, the mask allows 18,455" in text
     assert "9,437,184,000 in projections, 1,152,000 logits: not done" in text
@@ -285,7 +324,13 @@ def test_a_bundle_tells_the_sizes_of_its_model(request: pytest.FixtureRequest, b
     assert facts.parameters == exported.model.num_parameters()
     own = 0 if heads.projection is None else heads.projection.numel()
     assert facts.head_parameters == heads.residual_weight.numel() + heads.residual_bias.numel() + own
-    assert facts.weight_bytes == 4
+    assert facts.weight_bytes == 4 and facts.lm_weight_bytes == 4 * facts.vocab * facts.hidden
+    assert facts.layer_weight_bytes == 4 * facts.layer_weights
+    assert (facts.depth, facts.fixed_cache_rows) == (exported.engine.limits.depth, 0)
+    plan = facts_of(replace(exported.engine.manifest, target=TENSORRT, dtype="float16", weights="float16"))
+    assert (
+        plan.fixed_cache_rows == exported.engine.limits.cache_rows and plan.lm_weight_bytes == facts.lm_weight_bytes / 2
+    )
 
 
 def test_a_bundle_that_does_not_tell_is_refused(own_heads: Exported) -> None:
@@ -293,5 +338,7 @@ def test_a_bundle_that_does_not_tell_is_refused(own_heads: Exported) -> None:
     with pytest.raises(UserError, match=r"layer_weights") as caught:
         facts_of(replace(manifest, model={"hidden_size": 32, "attention_heads": 4}))
     assert "export the model again" in caught.value.hint
+    with pytest.raises(UserError, match="layer_weight_bytes"):
+        facts_of(replace(manifest, weights="int4"))
     with pytest.raises(UserError, match="int3"):
-        facts_of(replace(manifest, dtype="int3"))
+        facts_of(replace(manifest, dtype="int3", weights="int3"))

@@ -143,7 +143,7 @@ def test_text_of_the_64_node_tree_is_large_enough_to_read() -> None:
     assert float(svg.attrib["width"].removesuffix("pt")) >= 72 * 0.5 * columns
 
 
-@pytest.mark.parametrize("name", ["$x_1$ & <b>", "東京 😀", "n" * 300])
+@pytest.mark.parametrize("name", ["$x_1$ & <b>", "$x^{$", "東京 😀", "n" * 300])
 def test_any_name_is_drawn(name: str, recwarn: pytest.WarningsRecorder) -> None:
     tree = parse_tree({"name": name, "paths": [[0]]}, "t")
     texts = texts_of(draw(tree, None, ".svg"))
