@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from medusa_engine.exporter.adapter import ADAPTER_FILE, merge_adapter
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
-from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
 from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.family import check_family
 from medusa_engine.exporter.gguf_rope import scale_rope
