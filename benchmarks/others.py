@@ -50,7 +50,7 @@ class Transformers:
             from transformers import AutoModelForCausalLM
             from transformers.utils import logging
 
-            from medusa_engine.exporter.backbone import merge_adapter
+            from medusa_engine.exporter.adapter import merge_adapter
         except ModuleNotFoundError as error:
             raise UserError(
                 f"--against {TRANSFORMERS}: the package {error.name} is not installed",

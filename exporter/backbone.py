@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from medusa_engine.exporter.error_text import first_line
+from medusa_engine.exporter.adapter import ADAPTER_FILE
 from medusa_engine.exporter.head_formats import identify
 from medusa_engine.exporter.heads import HeadWeights
 from medusa_engine.exporter.tensor_file import TensorFiles
 from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.manifest import file_sha256
 
-ADAPTER_FILE = "adapter_model.safetensors"
 _HINT = "give the folder of the heads as --model, without --heads: with it comes the backbone they belong to"
-
-
-def merge_adapter(model: Any, folder: Path) -> Any:
-    """The model with the LoRA adapter of a folder added to its weights.
-
-    Raises:
-        UserError: peft is not installed, or the adapter is damaged or another model's.
-    """
-    try:
-        import peft
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{folder / ADAPTER_FILE}: the package peft, which reads LoRA adapters, is not installed",
-            "install it with pip install peft, or train with --merge",
-        ) from error
-    stored = set(TensorFiles([folder / ADAPTER_FILE]).names)
-    try:
-        with warnings.catch_warnings():  # of what peft calls in transformers, and of tensors, which are counted here
-            warnings.simplefilter("ignore")
-            adapted = peft.PeftModel.from_pretrained(model, str(folder), local_files_only=True)
-            expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-            if stored != expected:
-                raise ValueError(f"{min(stored ^ expected)} is missing or belongs to no layer")
-            return adapted.merge_and_unload()
-    except Exception as error:  # peft raises whatever the files made it trip over
-        raise UserError(
-            f"{folder / ADAPTER_FILE}: cannot merge the adapter: {first_line(error)}",
-            "give the adapter of this base model, or train with --merge",
-        ) from error
 
 
 def check_backbone(heads: HeadWeights, files: Sequence[Path]) -> None:

@@ -12,7 +12,17 @@ from pathlib import Path
 
 from medusa_engine.exporter.partial_folder import held, partial_folder, sync, write_errors
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.manifest import FORMAT, MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, file_sha256
+from medusa_engine.runtime.generation_config import read_stop_token_ids
+from medusa_engine.runtime.manifest import (
+    FORMAT,
+    GENERATION_NAME,
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    file_sha256,
+    read_manifest,
+)
+from medusa_engine.runtime.tree import load_tree
 
 # <fcntl.h> and <linux/fs.h>
 _AT_FDCWD = -100
@@ -66,6 +76,18 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, the last file of a bundle: a folder without it is not a bundle."""
     text = json.dumps(manifest.document(), indent=2, ensure_ascii=False) + "\n"
     (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+
+
+def check_readable(folder: Path) -> None:
+    """Read the manifest, the stop tokens and the trees of a finished bundle as whatever opens it does.
+
+    Raises:
+        UserError: the runtime refuses one of them.
+    """
+    manifest = read_manifest(folder)
+    read_stop_token_ids(folder / GENERATION_NAME)
+    for name in manifest.trees:
+        load_tree(folder / name)
 
 
 def _is_bundle(folder: Path) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from medusa_engine.exporter.adapter import ADAPTER_FILE, merge_adapter
 from medusa_engine.exporter.attention import ATTENTION_NAME, register_tree_attention
-from medusa_engine.exporter.backbone import ADAPTER_FILE, merge_adapter
+from medusa_engine.exporter.config_sizes import check_layer_limit, check_positions, check_sizes
 from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.family import check_family
-from medusa_engine.exporter.gguf_config import read_config as read_gguf_config
+from medusa_engine.exporter.gguf_config import complete_config
 from medusa_engine.exporter.gguf_fields import GGUFFields
+from medusa_engine.exporter.gguf_header import check_gguf
 from medusa_engine.exporter.gguf_rope import scale_rope
 from medusa_engine.exporter.gguf_tensors import check_used
 from medusa_engine.exporter.loaded_weights import check_parameters
@@ -220,15 +223,26 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
     Raises:
         UserError: the checkpoint's kind is not exported, or it is damaged or lacks weights (none are ever made up).
     """
+    with warnings.catch_warnings():  # what libraries warn of is checked, and refused, here
+        warnings.simplefilter("ignore")
+        return _load_model(source, dtype)
+
+
+def _load_model(source: Source, dtype: str) -> Any:
     import torch
     import transformers
     from transformers import AutoModelForCausalLM
 
     if source.gguf:
         check_weights(source.path)  # the config is in there
-    decoder = check_family(source.path, source.load_options())
+        check_layer_limit(source.path, {"num_hidden_layers": check_gguf(source.path).layers})
+    else:
+        check_layer_limit(source.folder / "config.json", read_config(source.folder))
+    config, is_part = check_family(source.path, source.load_options())
     fields = GGUFFields(source.path) if source.gguf else None
-    config = decoder if fields is None else read_gguf_config(fields, source.load_options())
+    if fields is not None:
+        complete_config(config, fields)
+    check_positions(source.path, config)
     files = source.weight_files()
     if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
         raise UserError(
@@ -241,16 +255,19 @@ def load_model(source: Source, dtype: str = "float32") -> Any:
         read_stop_token_ids(settings)  # transformers goes on without a damaged file, and the stop tokens would be lost
     register_tree_attention()
     try:
+        check_sizes(source.path, config, files[:-1] if source.adapter else files, ATTENTION_NAME)
         model, info = AutoModelForCausalLM.from_pretrained(
             **source.load_options(),
+            config=config,
             dtype=getattr(torch, dtype),
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with the tensor's name
             **({} if source.gguf else {"use_safetensors": True}),
-            **({} if config is None else {"config": config}),
-            **({} if decoder is None else {"key_mapping": NAMES}),
+            **({"key_mapping": NAMES} if is_part else {}),
         )
+    except UserError:
+        raise
     except Exception as error:  # transformers and safetensors raise whatever the file made them trip over
         raise UserError(
             f"{source.path}: cannot load the model: {first_line(error)}",

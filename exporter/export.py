@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from medusa_engine.runtime.manifest import (
     cache_rows,
     file_sha256,
     graph_names,
+    parse_limits,
     tree_names,
 )
 from medusa_engine.runtime.tree import Tree, check_tree, load_tree
@@ -84,7 +86,7 @@ def export(settings: ExportSettings) -> Path:
             heads = untrained_heads(settings.untrained_heads, config.hidden_size).to(dtype)
         check_backbone(heads, source.weight_files())
         with _traceable(source, architecture):
-            limits = _limits(settings, model, heads)
+            limits = _limits(settings, model, heads, source.path)
     for note in heads.notes:
         print(f"note: {heads_path}: {note}", file=sys.stderr)
     if note := generation_note(model.generation_config):
@@ -143,6 +145,7 @@ def export(settings: ExportSettings) -> Path:
         with stage("writing the manifest"):
             manifest = _manifest(target.name, limits, source, architecture, facts, heads, folder, settings)
             bundle.write_manifest(folder, manifest)
+            bundle.check_readable(folder)
     return target
 
 
@@ -188,7 +191,7 @@ def _heads_path(settings: ExportSettings, source: checkpoint.Source) -> Path | N
     return source.heads
 
 
-def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
+def _limits(settings: ExportSettings, model: Any, heads: HeadWeights, path: Path) -> Limits:
     config = model.config.get_text_config()
     trained = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
     positions, rope_type = fixed_positions(config) or (trained, None)
@@ -199,8 +202,6 @@ def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
             f"--max-length {max_length} is beyond the {counted(positions, 'position')} of the model{why}",
             f"give at most {positions}",
         )
-    if rope_type and settings.max_length is None and positions < min(DEFAULT_MAX_LENGTH, trained):
-        print(f"note: --max-length is {positions}: as far as the model's rope ({rope_type}) is fixed", file=sys.stderr)
     choices = config.vocab_size if heads.token_map is None else len(heads.token_map)
     if settings.topk > choices:
         raise UserError(
@@ -209,7 +210,7 @@ def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
         )
     lookup, sizes = settings.lookup_nodes(heads.heads), cache_sizes(model)
     depth = max(heads.heads, lookup)
-    return Limits(
+    limits = Limits(
         layers=sizes.layers,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
@@ -221,6 +222,13 @@ def _limits(settings: ExportSettings, model: Any, heads: HeadWeights) -> Limits:
         vocab_size=config.vocab_size,
         lookup=lookup,
     )
+    try:
+        parse_limits(asdict(limits), settings.target, path)
+    except UserError as error:  # what opens the bundle would say
+        raise UserError(error.problem, "give another --max-length, or correct the model's config") from error
+    if rope_type and settings.max_length is None and positions < min(DEFAULT_MAX_LENGTH, trained):
+        print(f"note: --max-length is {positions}: as far as the model's rope ({rope_type}) is fixed", file=sys.stderr)
+    return limits
 
 
 def _write_tree(path: Path, tree: Tree) -> None:

@@ -27,11 +27,11 @@ class CacheSizes:
     head_dim: int
 
 
-def check_family(path: object, load_options: dict[str, Any]) -> Any | None:
+def check_family(path: object, load_options: dict[str, Any]) -> tuple[Any, bool]:
     """Refuse a model whose kind cannot be exported, from its config alone.
 
     Returns:
-        The config of the text decoder to load, where the checkpoint is one of a model that reads more than text.
+        The config of the model to load, and whether that is the text decoder alone of one that reads more than text.
 
     Args:
         path: what messages name.
@@ -53,7 +53,7 @@ def check_family(path: object, load_options: dict[str, Any]) -> Any | None:
     if reason := unsupported(config if decoder is None else decoder):
         hint = _HINT if config.get_text_config() is config else _MORE_THAN_TEXT_HINT
         raise UserError(f"{path}: {config.model_type} models cannot be exported: {reason}", hint)
-    return decoder
+    return (config, False) if decoder is None else (decoder, True)
 
 
 def unsupported(config: Any) -> str | None:

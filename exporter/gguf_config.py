@@ -70,18 +70,12 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 _GEMMA_2_WINDOW = 4096
 
 
-def read_config(fields: GGUFFields, load_options: dict[str, Any]) -> Any:
-    """The transformers config of a GGUF file, with all that the file says; other fields are noted on standard error.
-
-    Args:
-        load_options: arguments of transformers' `from_pretrained`.
+def complete_config(config: Any, fields: GGUFFields) -> None:
+    """Put all that a GGUF file says into the config that transformers read of it; other fields are noted on stderr.
 
     Raises:
         UserError: names the file and a field that is damaged, or that transformers' model cannot follow.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(**load_options)
     for name, (attributes, neutral) in _SETTINGS.items():
         _set(config, fields, name, attributes, neutral)
     for name, attribute in _WIDTHS.items():
@@ -97,7 +91,6 @@ def read_config(fields: GGUFFields, load_options: dict[str, Any]) -> Any:
     known = {*_SETTINGS, *_WIDTHS, *_READ_APART, *_HARMLESS}
     if others := [fields.key(name) for name in fields.names if name not in known and not name.startswith(_YARN)]:
         print(f"note: {fields.path}: fields that are not known here are left out: {', '.join(others)}", file=sys.stderr)
-    return config
 
 
 def _set(config: Any, fields: GGUFFields, name: str, attributes: tuple[str, ...], neutral: tuple[float, ...]) -> None:

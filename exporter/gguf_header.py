@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_engine.runtime.errors import UserError
@@ -20,7 +21,20 @@ _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 1
 _TEXT, _ARRAY = 8, 9
 
 
-def check_gguf(path: Path) -> None:
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a header says of sizes.
+
+    Attributes:
+        shapes: of every tensor by name, outermost dimension first.
+        layers: the model's `block_count`; 0 where it has none.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    layers: int
+
+
+def check_gguf(path: Path) -> GgufHeader:
     """Refuse a GGUF file whose counts, lengths or tensors reach past its end.
 
     Raises:
@@ -28,7 +42,7 @@ def check_gguf(path: Path) -> None:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            _Walk(data).check()
+            return _Walk(data).check()
     except (OSError, ValueError, struct.error) as error:
         raise UserError(f"{path}: damaged, or not a GGUF file: {error}", _HINT) from error
 
@@ -40,40 +54,43 @@ class _Walk:
         self._data = data
         self._at = 0
 
-    def check(self) -> None:
+    def check(self) -> GgufHeader:
         if self._take(4) != MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self._number("<I")
         if version not in (2, 3):
             raise ValueError(f"version {version & 0xFFFF or version >> 16} or byte order is not supported")
         tensors, pairs = self._number("<Q"), self._number("<Q")
-        alignment = _DEFAULT_ALIGNMENT
+        alignment, layers = _DEFAULT_ALIGNMENT, 0
         for _ in range(pairs):
             key, kind = self._text(), self._number("<I")
             begin = self._at
             self._skip_value(kind, nested=0)
             if key == b"general.alignment" and kind == 4:
                 (alignment,) = struct.unpack_from("<I", self._data, begin)
+            if key.endswith(b".block_count") and kind in _SCALAR_BYTES:
+                layers = max(layers, int.from_bytes(self._data[begin : self._at], "little"))
         if not alignment or alignment & (alignment - 1):
             raise ValueError(f"an alignment of {alignment}")
-        ends = [self._tensor_end() for _ in range(tensors)]
+        found = [self._tensor() for _ in range(tensors)]
         begin = -(-self._at // alignment) * alignment
-        for name, end in ends:
+        for name, _, end in found:
             if begin + end > len(self._data):
                 raise ValueError(f"cut short: tensor {name} ends at byte {begin + end} of {len(self._data)}")
+        return GgufHeader({name: shape for name, shape, _ in found}, layers)
 
-    def _tensor_end(self) -> tuple[str, int]:
-        """A tensor's name, and where its data end behind the header."""
+    def _tensor(self) -> tuple[str, tuple[int, ...], int]:
+        """A tensor's name, its shape, and where its data end behind the header."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         name = self._text().decode("utf-8", "replace")[:100]
         dimensions = self._number("<I")
         if dimensions > _MOST_DIMENSIONS:
             raise ValueError(f"tensor {name} of {dimensions} dimensions")
-        elements = math.prod(self._number("<Q") for _ in range(dimensions))
+        shape = tuple(self._number("<Q") for _ in range(dimensions))[::-1]
         kind, offset = self._number("<I"), self._number("<Q")
         values, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        return name, offset + elements * size // values
+        return name, shape, offset + math.prod(shape) * size // values
 
     def _skip_value(self, kind: int, *, nested: int) -> None:
         if kind in _SCALAR_BYTES:

@@ -13,6 +13,7 @@ from medusa_engine.exporter.checkpoint import Source
 from medusa_engine.exporter.error_text import first_line
 from medusa_engine.exporter.gguf_tokenizer import split_as_gguf_says
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.generation_config import ID_LIMIT
 from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.tokenizer_errors import refusing
 
@@ -28,7 +29,7 @@ def stop_token_ids(model: Any, tokenizer: Any | None) -> list[int]:
     ids: set[int] = set()
     for value in named:
         for token_id in value if isinstance(value, list) else [] if value is None else [value]:
-            if type(token_id) is not int or token_id < 0:
+            if type(token_id) is not int or not 0 <= token_id < ID_LIMIT:
                 raise UserError(
                     f"{model.name_or_path}: eos_token_id {shown(token_id)} is not a token id",
                     "correct config.json and generation_config.json: one token id, a list of them, or null",

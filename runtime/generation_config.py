@@ -8,7 +8,7 @@ from medusa_engine.runtime.errors import UserError
 from medusa_engine.runtime.strict_json import read_json, shown
 
 _MAX_BYTES = 1 << 20
-_ID_LIMIT = 1 << 31
+ID_LIMIT = 1 << 31  # every token id is below
 _HINT = 'give "eos_token_id" as one token id, a list of token ids, or null'
 
 
@@ -28,7 +28,7 @@ def read_stop_token_ids(path: Path) -> tuple[int, ...]:
         return ()
     ids: list[int] = []
     for token_id in value if isinstance(value, list) else [value]:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < _ID_LIMIT:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < ID_LIMIT:
             raise UserError(f"{path}: eos_token_id {shown(token_id)} is not a token id", _HINT)
         ids.append(token_id)
     return tuple(ids)

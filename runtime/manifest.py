@@ -38,7 +38,7 @@ LARGEST_LIMIT = 1 << 31  # every size is below
 
 MAX_MANIFEST_BYTES = 1 << 20
 _MOST_CACHE_ELEMENTS = 1 << 44  # no machine has more
-_MOST_LAYERS = 1 << 14
+MOST_LAYERS = 1 << 14
 _FOLDER_HINT = "give the folder that medusa-export wrote, engines/NAME"
 EXPORT_HINT = "export the model again with medusa-export (--force replaces a bundle)"
 COPY_HINT = f"copy the whole folder again, or {EXPORT_HINT}"
@@ -221,7 +221,7 @@ def parse_manifest(document: object, path: Path | str) -> Manifest:
         target=target,
         dtype=dtype,
         weights=weights,
-        limits=_limits(field_of("limits", dict), target, path),
+        limits=parse_limits(field_of("limits", dict), target, path),
         model=field_of("model", dict),
         heads=field_of("heads", dict),
         tools=field_of("tools", dict),
@@ -253,7 +253,8 @@ def cache_rows(target: str, max_length: int, depth: int, max_tree_nodes: int) ->
     return max_length + depth + 1 + (max_tree_nodes if target == TENSORRT else 0)
 
 
-def _limits(values: Mapping[str, Any], target: str, path: Path | str) -> Limits:
+def parse_limits(values: Mapping[str, Any], target: str, path: Path | str) -> Limits:
+    """Validate the limits of a bundle for a target; errors as above, which name `path` as their place."""
     values = {"lookup": 0, **values}  # bundles that were exported before there was lookup have none
     expected = {field.name for field in fields(Limits)}
     for name in expected:
@@ -267,7 +268,7 @@ def _limits(values: Mapping[str, Any], target: str, path: Path | str) -> Limits:
         raise UserError(
             f'{path}: "limits.cache_rows" is {limits.cache_rows}; the limits need at least {least}', EXPORT_HINT
         )
-    if limits.layers > _MOST_LAYERS or limits.cache_elements > _MOST_CACHE_ELEMENTS:
+    if limits.layers > MOST_LAYERS or limits.cache_elements > _MOST_CACHE_ELEMENTS:
         raise UserError(
             f'{path}: "limits" ask for a cache of {counted(limits.layers, "layer")}, {limits.cache_elements} numbers',
             EXPORT_HINT,

@@ -229,54 +229,6 @@ def test_gguf_rope_of_other_kinds_is_refused(
         load(tmp_path / "tiny.gguf")
 
 
-# Adapters
-
-
-def save_adapter(folder: Path, base: Path, *, named: str) -> Any:
-    """Save a LoRA adapter for a base as peft does; returns transformers' model with it merged."""
-    import peft
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
-    adapted = peft.get_peft_model(model, config)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(0, 0.2)
-    adapted.save_pretrained(folder)
-    settings = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": named}))
-    return adapted.merge_and_unload().eval()
-
-
-def test_adapter_is_merged_into_the_base_that_it_names(llama_folder: Path, tmp_path: Path) -> None:
-    merged = save_adapter(tmp_path / "adapter", llama_folder, named=str(llama_folder))
-    assert not torch.equal(
-        merged.state_dict()["model.layers.0.mlp.down_proj.weight"],
-        load(llama_folder).state_dict()["model.layers.0.mlp.down_proj.weight"],
-    )
-    source = find_source(str(tmp_path / "adapter"))
-    assert source.name == "adapter" and source.weight_files()[-1] == tmp_path / "adapter" / "adapter_model.safetensors"
-    check_weights(load_model(source), merged.state_dict(), exact=False)
-
-
-@pytest.mark.parametrize("named", ["", "../missing", "../adapter"])
-def test_adapter_without_a_base_is_refused(named: str, llama_folder: Path, tmp_path: Path) -> None:
-    save_adapter(tmp_path / "adapter", llama_folder, named=named)
-    with pytest.raises(UserError) as refused:
-        find_source(str(tmp_path / "adapter"))
-    assert str(tmp_path / "adapter" / "adapter_config.json") in refused.value.problem
-
-
-def test_adapter_without_safetensors_is_refused(llama_folder: Path, tmp_path: Path) -> None:
-    save_adapter(tmp_path / "adapter", llama_folder, named=str(llama_folder))
-    (tmp_path / "adapter" / "adapter_model.safetensors").rename(tmp_path / "adapter" / "adapter_model.bin")
-    with pytest.raises(UserError, match=r"adapter_model\.safetensors: the adapter's weights are missing"):
-        find_source(str(tmp_path / "adapter"))
-
-
 # Where things lie
 
 

@@ -14,7 +14,7 @@ import transformers
 from safetensors import SafetensorError
 
 from medusa_engine.exporter import checkpoint
-from medusa_engine.exporter.backbone import ADAPTER_FILE
+from medusa_engine.exporter.adapter import ADAPTER_FILE
 from medusa_engine.exporter.head_checkpoint import HEAD_FILES, HeadCheckpoint, write_checkpoint
 from medusa_engine.exporter.head_formats import MEDUSA_2, ORIGINAL
 from medusa_engine.exporter.heads import HeadWeights

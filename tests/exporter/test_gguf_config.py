@@ -10,9 +10,10 @@ import pytest
 import torch
 from families import Family, save_family
 from gguf_families import Value, save_family_gguf
+from transformers import AutoConfig
 
 from medusa_engine.exporter.checkpoint import find_source, load_model
-from medusa_engine.exporter.gguf_config import read_config
+from medusa_engine.exporter.gguf_config import complete_config
 from medusa_engine.exporter.gguf_fields import GGUFFields
 from medusa_engine.runtime.errors import UserError
 
@@ -184,7 +185,8 @@ def test_gemmas_of_27b_scale_queries_by_another_size(architecture: str, layers: 
         fields: dict[str, Value] = {**_GEMMA_FIELDS, "attention.key_length": 16, "attention.value_length": 16}
         save_family_gguf(tmp_path / "tiny.gguf", model, architecture, {**fields, "block_count": count})
         source = find_source(str(tmp_path / "tiny.gguf"))
-        config = read_config(GGUFFields(source.path), source.load_options())
+        config = AutoConfig.from_pretrained(**source.load_options())
+        complete_config(config, GGUFFields(source.path))
         assert config.query_pre_attn_scalar == (16 if count == 2 else model.config.hidden_size // 4)
 
 
