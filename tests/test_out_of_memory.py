@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from bundle_edits import edit_manifest
 from checkpoints import save_llama, write_tree
 from command_checks import check_refused, unchanged
@@ -83,3 +84,41 @@ def test_other_errors_of_libraries_are_not_taken_for_it() -> None:
     error = ValueError("cannot load")
     error.__cause__ = cause
     assert ran_out_of_memory(error)
+
+
+LOADING = """
+import mmap, resource, sys
+from medusa_engine.runtime import cli
+{imports}
+used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 22), resource.RLIM_INFINITY))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import numpy"])
+def test_too_little_to_load_the_libraries(imports: str, plain_bundle: Path) -> None:
+    program = LOADING.format(imports=imports)
+    command = [sys.executable, "-c", program, "--engine", str(plain_bundle), "--prompt-ids", "1,2,3"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    check_refused(ended.returncode, ended.stderr, "medusa-run", "not enough memory")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "libtorch_cpu.so: failed to map segment from shared object",
+        "libgomp.so.1: cannot allocate memory in static TLS block",
+        "libc.so.6: cannot map zero-fill pages",
+        "x.so: cannot create shared object descriptor: Cannot allocate memory",
+    ],
+)
+def test_a_library_that_cannot_be_loaded_for_want_of_memory(words: str) -> None:
+    try:
+        try:
+            raise ImportError(words)
+        except ImportError:
+            raise ModuleNotFoundError("torch is not installed", name="torch")  # noqa: B904 - as libraries do
+    except ModuleNotFoundError as error:
+        assert ran_out_of_memory(error)
+    assert not ran_out_of_memory(ImportError("libcuda.so.1: cannot open shared object file: No such file"))
