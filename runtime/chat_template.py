@@ -21,6 +21,7 @@ from medusa_engine.runtime.template_limits import MOST_MADE, LimitedEnvironment
 from medusa_engine.runtime.utf8_file import read_utf8_file
 
 TEMPLATE_FILE = "chat_template.jinja"
+_MOST_FORMAT = 1000
 
 
 class ChatTemplate:
@@ -92,8 +93,8 @@ class ChatTemplate:
                     f"message {index} of the chat is {shown(message)}", 'give {"role": ..., "content": ...}, both texts'
                 )
         try:
-            template = self._template
             self._environment.start()
+            template = self._template
             pieces = template.generate(
                 messages=[dict(message) for message in messages],
                 tools=None,
@@ -154,6 +155,9 @@ class _PublicNamespace(Namespace):
         for name, value in values.items():
             self[name] = value
 
+    def __repr__(self) -> str:
+        return "<Namespace>"  # namespaces may hold namespaces, without end
+
     def __setitem__(self, name: str, value: Any) -> None:
         if str(name).startswith("_"):
             raise SecurityError(f"namespace attribute {shown(name)} begins with an underscore")
@@ -198,6 +202,8 @@ def _raise_exception(message: object) -> None:
 
 
 def _strftime_now(format: str) -> str:
+    if len(format) > _MOST_FORMAT:  # what Python makes of it may be 256 times as long
+        raise SecurityError("the template gives strftime_now a format that is too long")
     return datetime.now().strftime(format)
 
 

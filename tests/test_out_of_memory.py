@@ -114,11 +114,7 @@ def test_too_little_to_load_the_libraries(imports: str, plain_bundle: Path) -> N
     ],
 )
 def test_a_library_that_cannot_be_loaded_for_want_of_memory(words: str) -> None:
-    try:
-        try:
-            raise ImportError(words)
-        except ImportError:
-            raise ModuleNotFoundError("torch is not installed", name="torch")  # noqa: B904 - as libraries do
-    except ModuleNotFoundError as error:
-        assert ran_out_of_memory(error)
+    error = ModuleNotFoundError("torch is not installed", name="torch")  # as libraries say it
+    error.__context__ = ImportError(words)
+    assert ran_out_of_memory(error)
     assert not ran_out_of_memory(ImportError("libcuda.so.1: cannot open shared object file: No such file"))
