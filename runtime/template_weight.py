@@ -48,12 +48,14 @@ class Weights:
         if known is None:
             if outside >= MOST_DEPTH:
                 raise SecurityError("the template nests lists too deeply")
+            self.checked(ELEMENT * len(value))
             weight, depth = ELEMENT, 0
             parts = (*value, *value.values()) if isinstance(value, Mapping) else value
             for part in parts:
-                its_weight, its_depth = self._weigh(part, outside + 1)
-                weight = self.checked(weight + max(its_weight, ELEMENT))
-                depth = max(depth, its_depth)
+                its_weight, its_depth = (len(part), 0) if type(part) is str else self._weigh(part, outside + 1)
+                weight += its_weight if its_weight > ELEMENT else ELEMENT
+                depth = its_depth if its_depth > depth else depth
+            self.checked(weight)
             known = self._known[id(value)] = (weight, depth + 1, value)
         if outside + known[1] > MOST_DEPTH:
             raise SecurityError("the template nests lists too deeply")
