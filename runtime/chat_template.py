@@ -121,6 +121,8 @@ class ChatTemplate:
                 "correct the template or the messages, or pass a plain prompt",
                 file=self._origin,
             ) from error
+        finally:
+            self._environment.finish()
 
     @cached_property
     def _template(self) -> Template:

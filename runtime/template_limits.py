@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,23 +19,24 @@ from jinja2 import Environment, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter, safe_range
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import generate_lorem_ipsum
 from markupsafe import Markup
 
+from medusa_engine.runtime.template_formats import EscapeFormatter, Formatter, check_format
 from medusa_engine.runtime.template_nodes import MOST_SOURCE, MOST_TAGS, rewrite
-from medusa_engine.runtime.template_weight import ELEMENT, Weights
+from medusa_engine.runtime.template_weight import ELEMENT, MOST_WEIGHT, Weights
 
 MOST_SECONDS = 5.0
 MOST_STEPS = 1_000_000  # turns of loops, and calls
 MOST_MADE = 1 << 27  # characters and elements, of everything that a rendering makes
+_SLOT = 32  # what an element of those counts: most have been made before, and are in several lists
 MOST_NUMBER = 10_000  # given to a filter or a function, which may make a text as wide
 _MOST_WORDS = 100  # of `lipsum`, in each of its numbers
 _MOST_SLOW = 1 << 17  # weight given to what takes the square of it
 _MOST_PAIRS = 1 << 28  # of characters that a search compares
 _MOST_SPACES = 16  # in front of what `tojson` writes, and between
 _MOST_BITS = 1 << 12  # of an integer
-_WIDE_FIELD = re.compile(r"\d{5}|\*")  # in a format
 
 # By name, of filters and of methods.
 _SLOW = frozenset(("wordwrap", "striptags", "urlize", "pprint", "unescape"))
@@ -57,7 +57,7 @@ class _Spent:
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, in which templates cannot run for ever or fill the memory.
 
-    Call `start` before each rendering; several threads may render.
+    Call `start` before each rendering and `finish` after it; several threads may render.
 
     Raises:
         SecurityError: from a rendering that goes too far.
@@ -72,6 +72,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def start(self) -> None:
         """Begin to count anew in this thread."""
         self._local.spent = _Spent()
+
+    def finish(self) -> None:
+        """Let go of what this thread has made."""
+        vars(self._local).pop("spent", None)
 
     def limit_filters(self) -> None:
         """Measure what the filters and tests are given and make; once they are all there."""
@@ -107,7 +111,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(value, str):
             self._count(weight)
         elif isinstance(value, Collection) and not isinstance(value, range):
-            self._count(ELEMENT * len(value))
+            self._count(_SLOT * len(value))
         return value
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
@@ -130,7 +134,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.step()
         if operator == "%" and isinstance(left, str):
             self._check_percent(left, right)
-        elif operator in ("*", "**") and _size(left, right, operator) > MOST_MADE:
+        elif operator in ("*", "**") and _size(left, right, operator) > MOST_WEIGHT:
             raise SecurityError(f"the template computes something too large with {operator}")
         return self.held(super().call_binop(context, operator, left, right))
 
@@ -143,7 +147,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             return None
         text = value.__self__
         escaped = isinstance(text, Markup)
-        formatter = _EscapeFormatter(self, escape=text.escape) if escaped else _Formatter(self)
+        formatter = EscapeFormatter(self, escape=text.escape) if escaped else Formatter(self)
 
         def formatted(*args: Any, **kwargs: Any) -> Any:
             if value.__name__ == "format_map":
@@ -203,18 +207,19 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             raise SecurityError(f"the template gives {name} too much")
 
     def _check_growth(self, name: str, subject: str, *args: Any) -> None:
-        """Count what `replace`, `join`, `indent` and `expandtabs` will make, beforehand."""
+        """Check what `replace`, `join`, `indent` and `expandtabs` will make, beforehand."""
+        checked = self._spent.weights.checked
         if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
-            self._count(subject.count(args[0]) * len(args[1]))
+            checked(subject.count(args[0]) * len(args[1]))
         elif name == "join" and args and isinstance(args[0], list):
-            self._count(sum([len(subject) + len(part) for part in args[0] if isinstance(part, str)]))
+            checked(sum([len(subject) + len(part) for part in args[0] if isinstance(part, str)]))
         elif name == "indent" and args:
-            self._count(len(subject.splitlines()) * (args[0] if isinstance(args[0], int) else len(str(args[0]))))
+            checked(len(subject.splitlines()) * (args[0] if isinstance(args[0], int) else len(str(args[0]))))
         elif name == "expandtabs":
-            self._count(subject.count("\t") * max([arg for arg in args if isinstance(arg, int)], default=8))
+            checked(subject.count("\t") * max([arg for arg in args if isinstance(arg, int)], default=8))
 
     def _check_percent(self, text: str, values: Any) -> None:
-        _check_format(text)
+        check_format(text)
         if isinstance(values, Mapping) and text.count("%") * self._spent.weights.weigh(values) > MOST_MADE:
             raise SecurityError("the template formats too much")
 
@@ -256,25 +261,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             self._check_growth(name, str(named.get("s")), named.get("width", 4))
 
 
-class _FieldLimit:
-    """Measures the fields of a format, whose widths may come from values."""
-
-    _env: Any  # the environment
-
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        _check_format(format_spec.replace("*", ""))  # a fill character
-        self._env.step()
-        return self._env.held(super().format_field(value, format_spec))  # type: ignore[misc]
-
-
-class _Formatter(_FieldLimit, SandboxedFormatter):
-    pass
-
-
-class _EscapeFormatter(_FieldLimit, SandboxedEscapeFormatter):
-    pass
-
-
 def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
     for value in values:
         yield from value if isinstance(value, (list, tuple)) else (value,)
@@ -286,17 +272,12 @@ def _check_numbers(values: tuple[Any, ...], most: int = MOST_NUMBER) -> None:
             raise SecurityError("the template gives a function a number that is too large")
 
 
-def _check_format(text: str) -> None:
-    if _WIDE_FIELD.search(text):
-        raise SecurityError("the template formats a field that is too wide")
-
-
 def _size(left: Any, right: Any, operator: str) -> int:
     """About how large a product or a power will be: characters, elements, or one more than allowed."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * abs(right)
-        return MOST_MADE + 1 if bits > _MOST_BITS else 1
+        return MOST_WEIGHT + 1 if bits > _MOST_BITS else 1
     for many, count in ((left, right), (right, left)):
         if isinstance(many, (str, list, tuple)) and isinstance(count, int):
-            return len(many) * count
+            return len(many) * count * (1 if isinstance(many, str) else ELEMENT)
     return 1

@@ -43,6 +43,7 @@ def test_a_template_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "{{ 'x' * 10 ** 10 }}",
         "{{ [1] * 10 ** 10 }}",
+        "{{ [1] * 10 ** 8 }}",
         "{{ 10 ** (10 ** 8) }}",
         "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
         "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
@@ -198,6 +199,13 @@ def test_the_time_is_looked_at_between_comparisons(source: str, monkeypatch: pyt
 )
 def test_what_is_measured_is_what_it_was(source: str, text: str) -> None:
     assert render(source) == text
+
+
+def test_a_long_conversation_is_not_too_much() -> None:
+    source = "{% for m in messages %}{% set rest = messages[loop.index0:] %}{{ rest | length }}{% endfor %}"
+    template = ChatTemplate(source, origin="t", special_tokens={})
+    text = template.render([*MESSAGES * 1500], add_generation_prompt=True)
+    assert text == "".join(str(1500 - turn) for turn in range(1500))
 
 
 def test_each_rendering_is_counted_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
