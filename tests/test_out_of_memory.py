@@ -6,6 +6,7 @@ import errno
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,14 @@ def test_too_little_to_load_the_libraries(imports: str, plain_bundle: Path) -> N
     command = [sys.executable, "-c", program, "--engine", str(plain_bundle), "--prompt-ids", "1,2,3"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     check_refused(ended.returncode, ended.stderr, "medusa-run", "not enough memory")
+
+
+def test_no_library_is_loaded_before_a_command_can_say_so() -> None:
+    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    modules = [target.partition(":")[0] for target in scripts["project"]["scripts"].values()]
+    program = f"import sys, {', '.join(modules)}\nprint('numpy' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stdout == "False\n"
 
 
 @pytest.mark.parametrize(
