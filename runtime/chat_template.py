@@ -21,6 +21,7 @@ from medusa_engine.runtime.template_limits import MOST_MADE, LimitedEnvironment
 from medusa_engine.runtime.utf8_file import read_utf8_file
 
 TEMPLATE_FILE = "chat_template.jinja"
+_MOST_FORMAT = 1000
 
 
 class ChatTemplate:
@@ -92,8 +93,8 @@ class ChatTemplate:
                     f"message {index} of the chat is {shown(message)}", 'give {"role": ..., "content": ...}, both texts'
                 )
         try:
-            template = self._template
             self._environment.start()
+            template = self._template
             pieces = template.generate(
                 messages=[dict(message) for message in messages],
                 tools=None,
@@ -120,6 +121,8 @@ class ChatTemplate:
                 "correct the template or the messages, or pass a plain prompt",
                 file=self._origin,
             ) from error
+        finally:
+            self._environment.finish()
 
     @cached_property
     def _template(self) -> Template:
@@ -153,6 +156,9 @@ class _PublicNamespace(Namespace):
         Namespace.__init__(self)
         for name, value in values.items():
             self[name] = value
+
+    def __repr__(self) -> str:
+        return "<Namespace>"  # namespaces may hold namespaces, without end
 
     def __setitem__(self, name: str, value: Any) -> None:
         if str(name).startswith("_"):
@@ -198,6 +204,8 @@ def _raise_exception(message: object) -> None:
 
 
 def _strftime_now(format: str) -> str:
+    if len(format) > _MOST_FORMAT:  # what Python makes of it may be 256 times as long
+        raise SecurityError("the template gives strftime_now a format that is too long")
     return datetime.now().strftime(format)
 
 

@@ -92,6 +92,8 @@ def _refusal(error: Exception, options: argparse.Namespace) -> UserError | None:
             return UserError(f"--{error.name.replace('_', '-')} is {error.value}", error.hint)
         return error
     if ran_out_of_memory(error):
+        while isinstance(error, ImportError) and isinstance(error.__cause__, ImportError):
+            error = error.__cause__  # numpy wraps what the system said into a page of advice
         return UserError(f"{NO_MEMORY}: {error}".removesuffix(": "), MEMORY_HINT)
     if not isinstance(error, OSError):
         return None
@@ -115,7 +117,8 @@ def _needs(extra: str | None) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if extra is None or error.name is None or error.name.startswith("medusa_engine"):
+        own = error.name is None or error.name.startswith("medusa_engine")
+        if extra is None or own or ran_out_of_memory(error):
             raise
         raise UserError(
             f"the package {error.name} is not installed",

@@ -6,8 +6,10 @@ import errno
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pytest
 from bundle_edits import edit_manifest
 from checkpoints import save_llama, write_tree
 from command_checks import check_refused, unchanged
@@ -83,3 +85,45 @@ def test_other_errors_of_libraries_are_not_taken_for_it() -> None:
     error = ValueError("cannot load")
     error.__cause__ = cause
     assert ran_out_of_memory(error)
+
+
+LOADING = """
+import mmap, resource, sys
+from medusa_engine.runtime import cli
+{imports}
+used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 22), resource.RLIM_INFINITY))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import numpy"])
+def test_too_little_to_load_the_libraries(imports: str, plain_bundle: Path) -> None:
+    program = LOADING.format(imports=imports)
+    command = [sys.executable, "-c", program, "--engine", str(plain_bundle), "--prompt-ids", "1,2,3"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    check_refused(ended.returncode, ended.stderr, "medusa-run", "not enough memory")
+
+
+def test_no_library_is_loaded_before_a_command_can_say_so() -> None:
+    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    modules = [target.partition(":")[0] for target in scripts["project"]["scripts"].values()]
+    program = f"import sys, {', '.join(modules)}\nprint('numpy' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "libtorch_cpu.so: failed to map segment from shared object",
+        "libgomp.so.1: cannot allocate memory in static TLS block",
+        "libc.so.6: cannot map zero-fill pages",
+        "x.so: cannot create shared object descriptor: Cannot allocate memory",
+    ],
+)
+def test_a_library_that_cannot_be_loaded_for_want_of_memory(words: str) -> None:
+    error = ModuleNotFoundError("torch is not installed", name="torch")  # as libraries say it
+    error.__context__ = ImportError(words)
+    assert ran_out_of_memory(error)
+    assert not ran_out_of_memory(ImportError("libcuda.so.1: cannot open shared object file: No such file"))

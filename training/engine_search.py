@@ -11,7 +11,8 @@ from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.tree import Tree
 from medusa_engine.training.lookup_search import best_orders
 from medusa_engine.training.round_timing import RoundCost
-from medusa_engine.training.tree_search import COUNTS, Hits, replay, tree_of
+from medusa_engine.training.tree_search import Hits, replay, tree_of
+from medusa_engine.training.tree_settings import COUNTS
 
 BOOTSTRAP = 400
 NEAR = 1.01  # sizes that may be faster by less are not looked for

@@ -17,7 +17,8 @@ from medusa_engine.training.lookup_search import best_orders
 from medusa_engine.training.node_probabilities import calibrated_probabilities
 from medusa_engine.training.round_timing import RoundTimer, largest_tree
 from medusa_engine.training.speed_check import Measured, measure
-from medusa_engine.training.tree_search import AUTO, COUNTS, Hits, expected_published, path_mass, replay, tree_of
+from medusa_engine.training.tree_search import Hits, expected_published, path_mass, replay, tree_of
+from medusa_engine.training.tree_settings import AUTO, COUNTS
 
 LEAST_ANSWERS = 4  # an engine search needs some to search on, some to judge, some to measure
 FAR_OFF = 0.1  # a prediction is expected to be nearer

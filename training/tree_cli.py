@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from medusa_engine.runtime.command_line import add_version, run_command
 from medusa_engine.runtime.counted import counted
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.training.tree_search import AUTO, COUNTS
+from medusa_engine.training.tree_settings import AUTO, COUNTS
 
 if TYPE_CHECKING:
     from medusa_engine.training.calibration import Calibration

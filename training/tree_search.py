@@ -19,8 +19,6 @@ from medusa_engine.runtime.tree import LOOKUP, Tree, TreePath
 
 MISS = -1
 END = -2
-COUNTS = ("marginal", "joint")  # what a path can be weighed with; the paper's comes first and wins a tie
-AUTO = "auto"  # whichever of COUNTS publishes more on held-out answers
 
 Ranks = npt.NDArray[np.int64]
 Runs = npt.NDArray[np.int64]

@@ -20,7 +20,8 @@ from medusa_engine.runtime.tree import load_tree
 from medusa_engine.training import tree_search
 from medusa_engine.training.calibration import Answer, load_calibration
 from medusa_engine.training.tree_cli import main
-from medusa_engine.training.tree_search import COUNTS, MISS, joint_mass, marginal_mass, rank_mass, replay
+from medusa_engine.training.tree_search import MISS, joint_mass, marginal_mass, rank_mass, replay
+from medusa_engine.training.tree_settings import COUNTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = DATA / "trees"
