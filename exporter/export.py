@@ -63,6 +63,8 @@ def export(settings: ExportSettings) -> Path:
     """
     check_settings(settings)
     trees = _load_trees(settings.trees)
+    if settings.no_heads or settings.untrained_heads is not None:  # else the heads' file tells their number
+        _check_trees(trees, settings, settings.untrained_heads or 0)
     source = checkpoint.find_source(settings.model)
     target = settings.output or Path("engines") / source.name.lower()
     place = target.resolve()  # what is checked is what is replaced: `..` and links are followed here, once
@@ -70,7 +72,8 @@ def export(settings: ExportSettings) -> Path:
         bundle.check_target(path, force=settings.force)
     heads_path = _heads_path(settings, source)
     stored = None if heads_path is None else read_checkpoint(heads_path)
-    _check_trees(trees, settings, (settings.untrained_heads or 0) if stored is None else stored.weights.heads)
+    if stored is not None:
+        _check_trees(trees, settings, stored.weights.heads)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of is checked, and refused, here
 
