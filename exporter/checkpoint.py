@@ -244,6 +244,7 @@ def _load_model(source: Source, dtype: str) -> Any:
         complete_config(config, fields)
     check_positions(source.path, config)
     files = source.weight_files()
+    base_files = files[:-1] if source.adapter else files
     if not source.gguf and read_config(source.folder).get("transformers_weights") is not None:
         raise UserError(
             f"{source.folder / 'config.json'}: transformers_weights names other weights than {files[0].name}",
@@ -255,7 +256,7 @@ def _load_model(source: Source, dtype: str) -> Any:
         read_stop_token_ids(settings)  # transformers goes on without a damaged file, and the stop tokens would be lost
     register_tree_attention()
     try:
-        check_sizes(source.path, config, files[:-1] if source.adapter else files, ATTENTION_NAME)
+        check_sizes(source.path, config, base_files, ATTENTION_NAME)
         model, info = AutoModelForCausalLM.from_pretrained(
             **source.load_options(),
             config=config,
@@ -283,5 +284,5 @@ def _load_model(source: Source, dtype: str) -> Any:
     if fields is not None:
         scale_rope(model, fields)
         check_used(model, fields)
-    check_parameters(model, files[:-1] if source.adapter else files)
+    check_parameters(model, base_files)
     return (merge_adapter(model, source.adapter) if source.adapter else model).eval()

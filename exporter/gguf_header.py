@@ -23,15 +23,17 @@ _TEXT, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a header says of sizes.
+    """What a header says of sizes, and its texts.
 
     Attributes:
         shapes: of every tensor by name, outermost dimension first.
         layers: the model's `block_count`; 0 where it has none.
+        texts: fields that are texts, by their whole names.
     """
 
     shapes: dict[str, tuple[int, ...]]
     layers: int
+    texts: dict[str, str]
 
 
 def check_gguf(path: Path) -> GgufHeader:
@@ -61,13 +63,15 @@ class _Walk:
         if version not in (2, 3):
             raise ValueError(f"version {version & 0xFFFF or version >> 16} or byte order is not supported")
         tensors, pairs = self._number("<Q"), self._number("<Q")
-        alignment, layers = _DEFAULT_ALIGNMENT, 0
+        alignment, layers, texts = _DEFAULT_ALIGNMENT, 0, dict[str, str]()
         for _ in range(pairs):
             key, kind = self._text(), self._number("<I")
             begin = self._at
             self._skip_value(kind, nested=0)
             if key == b"general.alignment" and kind == 4:
                 (alignment,) = struct.unpack_from("<I", self._data, begin)
+            if kind == _TEXT:
+                texts[key.decode("utf-8", "replace")] = self._data[begin + 8 : self._at].decode("utf-8", "replace")
             if key.endswith(b".block_count") and kind in _SCALAR_BYTES:
                 layers = max(layers, int.from_bytes(self._data[begin : self._at], "little"))
         if not alignment or alignment & (alignment - 1):
@@ -77,7 +81,7 @@ class _Walk:
         for name, _, end in found:
             if begin + end > len(self._data):
                 raise ValueError(f"cut short: tensor {name} ends at byte {begin + end} of {len(self._data)}")
-        return GgufHeader({name: shape for name, shape, _ in found}, layers)
+        return GgufHeader({name: shape for name, shape, _ in found}, layers, texts)
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int]:
         """A tensor's name, its shape, and where its data end behind the header."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from medusa_engine.exporter.gguf_header import check_gguf
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,12 +30,10 @@ def split_as_gguf_says(tokenizer: Tokenizer, path: Path) -> str | None:
     Returns:
         A note to print where the file says what is not known here, and nothing was changed.
     """
-    from gguf import GGUFReader
-
-    reader = GGUFReader(path)
-    if _text(reader, "tokenizer.ggml.model") != _BYTE_PAIRS:
+    texts = check_gguf(path).texts
+    if texts.get("tokenizer.ggml.model") != _BYTE_PAIRS:
         return None
-    kind = _text(reader, "tokenizer.ggml.pre")
+    kind = texts.get("tokenizer.ggml.pre")
     splitting = _pre_tokenizer(kind)
     if splitting is None:
         return (
@@ -59,8 +59,3 @@ def _pre_tokenizer(kind: str | None) -> PreTokenizer | None:
         words = pre_tokenizers.Split(pattern, behavior="isolated")
         return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     return None
-
-
-def _text(reader: Any, key: str) -> str | None:
-    field = reader.fields.get(key)
-    return None if field is None else str(field.contents())
