@@ -11,9 +11,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from medusa_engine.exporter.passes.first_argmax import FirstArgMaxPass
 from medusa_engine.exporter.passes.fuse import FusePass
+from medusa_engine.exporter.passes.head_blocks import HeadBlocksPass
 from medusa_engine.exporter.passes.idle_heads import IdleHeadsPass
 from medusa_engine.exporter.passes.live_rows import LiveRowsPass
 from medusa_engine.exporter.passes.no_drafts import NoDraftsPass
+from medusa_engine.exporter.passes.one_cleaning import OneCleaningPass
 from medusa_engine.exporter.passes.projections import FuseProjectionsPass
 from medusa_engine.exporter.passes.quantize import CONTRIB_DOMAIN, QuantizePass, Stored
 from medusa_engine.exporter.passes.split_heads import SplitHeadsPass
@@ -51,7 +53,7 @@ def finish_graph(model: ir.Model, shape: RoundShape) -> None:
     for graph_pass in (
         (WideNormsPass(), FirstArgMaxPass())
         if shape.fixed
-        else (FuseProjectionsPass(), SplitHeadsPass(), LiveRowsPass())
+        else (FuseProjectionsPass(), SplitHeadsPass(), OneCleaningPass(), HeadBlocksPass(), LiveRowsPass())
     ):
         graph_pass(model)
     RemoveUnusedNodesPass()(model)  # weights that were joined are not written

@@ -227,7 +227,7 @@ class Round(torch.nn.Module):
             use_cache=True,
             logits_to_keep=logit_rows,
         )
-        return out.logits[0].float(), self.projection.rows
+        return out.logits.squeeze(0).float(), self.projection.rows
 
     def attention_mask(
         self, position_ids: torch.Tensor, tree_mask: torch.Tensor, live: torch.Tensor, staged: torch.Tensor

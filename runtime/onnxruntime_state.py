@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from medusa_engine.runtime.backend import Published, SessionState
 from medusa_engine.runtime.errors import UserError
+from medusa_engine.runtime.graph_binding import CPU_DEVICE, GraphBinding
 from medusa_engine.runtime.manifest import Limits, graph_name
 from medusa_engine.runtime.onnxruntime_errors import refusal
 from medusa_engine.runtime.policy import REJECTION, AcceptancePolicy
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Int64Array = npt.NDArray[np.int64]
 
-_DEVICE = "cpu"  # of every buffer but the cache, which is the provider's
+_ROOT_ALONE = np.ones((1, 1), dtype=np.bool_)
 _NO_STOP_IDS = np.array([-1])
 _NO_BUDGET = 1 << 62
 
@@ -71,7 +72,9 @@ class OnnxRuntimeState:
         self._slots = tuple(Slot.allocate(rows, limits.depth) for _ in range(2))
         self._current = 0  # the slot that the next pass reads
         self._rows_ready = 0
-        self._bindings: dict[str, ort.IOBinding] = {}
+        self._bindings: dict[tuple[str, int], GraphBinding] = {}  # by graph, and the slot that it reads
+        self._all_rows: dict[int, Int64Array] = {}  # N -> [N]: every row has logits
+        self._first_rows: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
         self._proposals: list[npt.NDArray[np.float32]] = []  # [K, V] beside each slot, once `rejection` is used
         self.cache = _allocate_cache(limits, backend.provider)
         self.history = np.zeros(limits.cache_rows, dtype=np.int64)
@@ -125,7 +128,7 @@ class OnnxRuntimeState:
         self._run_round(inputs, next_tree)
 
     def step(self) -> None:
-        self._run("step", self._verify(1, np.ones((1, 1), dtype=np.bool_)), next_rows=1)
+        self._run("step", self._verify(1, _ROOT_ALONE), next_rows=1)
 
     def read(self) -> Published:
         slot = self.slot
@@ -142,8 +145,9 @@ class OnnxRuntimeState:
 
     def keep_proposed(self, rows: Int64Array) -> None:
         self._rows_ready = len(rows)
-        for array in (self.slot.input_ids, self.slot.position_ids):
-            array[0, : len(rows)] = array[0, rows]
+        if len(rows) > 1 or rows[0]:
+            for array in (self.slot.input_ids, self.slot.position_ids):
+                array[0, : len(rows)] = array[0, rows]
 
     def keep_pending(self, count: int) -> None:
         self.slot.pending_count[0] = count
@@ -163,7 +167,7 @@ class OnnxRuntimeState:
         for name, buffer in source.cache.items():
             array = self.cache[name].numpy()  # the buffer itself on the CPU, else a copy
             array[:, :, : len(rows)] = buffer.numpy()[:, :, rows]
-            if self._backend.provider != _DEVICE:
+            if self._backend.provider != CPU_DEVICE:
                 self.cache[name].update_inplace(array)
         self.history[: len(rows)] = source.history[: len(rows)]
         self.slot.past_length[0] = len(rows)
@@ -185,15 +189,25 @@ class OnnxRuntimeState:
                 "export a checkpoint whose weights are right",
                 file=self._backend.folder,
             )
+        if rows not in self._all_rows:
+            self._all_rows[rows] = np.arange(rows)
+        input_ids, position_ids = self._tokens(self._current, rows)
         return {
-            "input_ids": self.slot.input_ids[:, :rows],
-            "position_ids": self.slot.position_ids[:, :rows],
+            "input_ids": input_ids,
+            "position_ids": position_ids,
             "tree_mask": mask,
-            "logit_rows": np.arange(rows),
+            "logit_rows": self._all_rows[rows],
             "stop_ids": self._stop_ids,
             "token_budget": self.slot.token_budget,
             "finished": self.slot.finished,
         }
+
+    def _tokens(self, slot: int, rows: int) -> tuple[Int64Array, Int64Array]:
+        """Tokens and positions [1, rows] of a slot's first rows; the same arrays each time, which are bound once."""
+        if (slot, rows) not in self._first_rows:
+            arrays = self._slots[slot]
+            self._first_rows[slot, rows] = arrays.input_ids[:, :rows], arrays.position_ids[:, :rows]
+        return self._first_rows[slot, rows]
 
     def _run_round(self, inputs: dict[str, npt.NDArray[Any]], next_tree: TreeBuffers) -> None:
         inputs["tree_indices"] = next_tree.tree_indices
@@ -220,13 +234,11 @@ class OnnxRuntimeState:
         next_rows: int,
     ) -> None:
         """Read one slot and the cache, write the other slot and the cache."""
-        if graph not in self._bindings:
-            self._bindings[graph] = session.io_binding()
-            for name, value in self.cache.items():  # one buffer as past and present
-                self._bindings[graph].bind_ortvalue_input(f"past_{name}", value)
-                self._bindings[graph].bind_ortvalue_output(f"present_{name}", value)
-        binding = self._bindings[graph]
-        before, after = self.slot, self._slots[1 - self._current]
+        key = graph, self._current
+        if key not in self._bindings:
+            self._bindings[key] = GraphBinding(session, self.cache, self._backend.provider)
+        other = 1 - self._current
+        before, after = self.slot, self._slots[other]
         inputs["past_length"] = before.past_length
         inputs["pending_rows"] = before.pending_rows
         inputs["pending_count"] = before.pending_count
@@ -235,27 +247,22 @@ class OnnxRuntimeState:
         if self._policy.penalises or (kind == "round" and self._backend.limits.lookup):
             inputs["history"] = self.history[: positions[0]]  # [T], before the root
         inputs |= drawn_inputs(self._policy, kind, positions, self._backend.limits.heads)
+        next_ids, next_positions = self._tokens(other, next_rows)
         outputs: dict[str, npt.NDArray[Any]] = {
             "accepted_tokens": after.accepted_tokens,
             "accepted_count": after.accepted_count,
             "next_token_budget": after.token_budget,
             "next_finished": after.finished,
-            "next_input_ids": after.input_ids[:, :next_rows],
-            "next_position_ids": after.position_ids[:, :next_rows],
+            "next_input_ids": next_ids,
+            "next_position_ids": next_positions,
             "next_past_length": after.past_length,
             "next_pending_rows": after.pending_rows,
             "next_pending_count": after.pending_count,
         }
         if kind == "round" and self._policy.effective == REJECTION:
             inputs["proposal"] = self._proposals[self._current]
-            outputs["next_proposal"] = self._proposals[1 - self._current]
-        for name, array in inputs.items():
-            binding.bind_input(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
-        for name, array in outputs.items():
-            binding.bind_output(name, _DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
-        session.run_with_iobinding(binding)  # `inputs` lives until here: the binding holds addresses only
-        if self._backend.provider != _DEVICE:
-            binding.synchronize_outputs()
+            outputs["next_proposal"] = self._proposals[other]
+        self._bindings[key].run(inputs, outputs)
         published, count = after.past_length[0], after.accepted_count[0]
         self.history[published : published + count] = after.accepted_tokens[:count]
 

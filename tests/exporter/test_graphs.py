@@ -246,8 +246,19 @@ def test_the_step_has_no_drafts_to_keep_from_one_another(round_graph: Graph, ste
     rounds, steps = round_graph.counts(), step_graph.counts()
     others = round_graph.limits.layers - 1
     assert rounds["", "IsNaN"] == 1  # in the last layer NaN of a committed row is kept
-    assert rounds["", "ThresholdedRelu"] == 2 * others
+    assert rounds["", "ThresholdedRelu"] == others  # keys and values at once
     assert steps["", "IsNaN"] == steps["", "ThresholdedRelu"] == 0
+
+
+def test_the_heads_read_each_block_in_one_product(round_graph: Graph) -> None:
+    limits, weights = round_graph.limits, round_graph.weights()
+    (branch,) = ({part.name: part.g for part in choice.attribute} for choice in round_graph.choices[:1])
+    products = [node for node in branch["then_branch"].node if node.op_type == "MatMul"]
+    blocks = [weights[node.input[1]] for node in products if node.input[1] in weights]
+    hidden = blocks[0][0]
+    # The first block of all heads is of one row; the others are of rows of their own.
+    assert blocks[0] == (hidden, limits.heads * hidden)
+    assert set(blocks[1:]) <= {(limits.heads, hidden, hidden)}
 
 
 def test_the_step_takes_no_tree(step_graph: Graph) -> None:
