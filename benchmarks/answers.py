@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from statistics import median_low
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,6 +43,20 @@ class Answered:
     trees: list[str] = field(default_factory=list)
 
 
+class Difference(NamedTuple):
+    """An answer that is not the first one of plain steps.
+
+    Attributes:
+        prompt: its index.
+        token: index of the first that is another one, or missing.
+        repeat: index of the first in which the answer differs.
+    """
+
+    prompt: int
+    token: int
+    repeat: int
+
+
 class Other(Protocol):
     """Another runtime that decodes the same model."""
 
@@ -58,19 +73,25 @@ class Other(Protocol):
 
 @dataclass
 class Way:
-    """A way to decode, and its answers in the order of the prompts.
+    """A way to decode, and its answers.
 
     Attributes:
         name: what reports call it.
         kind: PLAIN, TREE, ADAPTIVE or OTHER.
         tree: of a TREE.
+        repeats: [repeat][prompt], the prompts in their order.
     """
 
     name: str
     kind: str
     tree: Tree | None = None
     other: Other | None = None
-    answers: list[Answered] = field(default_factory=list)
+    repeats: list[list[Answered]] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[Answered]:
+        """Those that count, by prompt: of the repeat whose seconds are the median, of two in the middle the lower."""
+        return [_median(repeats) for repeats in zip(*self.repeats, strict=True)]
 
     def decode(self, engine: Engine, prompt: BenchPrompt, tokens: int) -> Answered:
         if self.other is not None:
@@ -92,9 +113,10 @@ class Way:
             done.round_trees,
         )
 
-    def tally(self, chosen: Sequence[int]) -> Tally:
-        """What these answers come to together."""
-        answers = [self.answers[index] for index in chosen]
+    def tally(self, chosen: Sequence[int], repeat: int | None = None) -> Tally:
+        """What the answers to these prompts come to together: those that count, or those of one repeat."""
+        every = self.answers if repeat is None else self.repeats[repeat]
+        answers = [every[index] for index in chosen]
         return Tally(
             tokens=sum(answer.timed_tokens for answer in answers),
             seconds=sum(answer.seconds for answer in answers),
@@ -163,6 +185,11 @@ class Answers:
         return self.ways[0]
 
     @property
+    def repeats(self) -> int:
+        """Answers to each prompt in each way."""
+        return len(self.plain.repeats)
+
+    @property
     def everything(self) -> range:
         return range(len(self.prompts))
 
@@ -182,20 +209,34 @@ class Answers:
             found.setdefault(prompt.group, []).append(index)
         return found if len(found) > 1 else {}
 
-    def speed_up(self, way: Way, chosen: Sequence[int]) -> float:
-        """Tokens per second over plain steps."""
-        plain = self.plain.tally(chosen).tokens_per_second
-        return way.tally(chosen).tokens_per_second / plain if plain else 0.0
+    def speed_up(self, way: Way, chosen: Sequence[int], repeat: int | None = None) -> float:
+        """Tokens per second over plain steps: of the answers that count, or of those of one repeat."""
+        plain = self.plain.tally(chosen, repeat).tokens_per_second
+        return way.tally(chosen, repeat).tokens_per_second / plain if plain else 0.0
 
-    def differing(self, way: Way) -> list[tuple[int, int]]:
-        """Prompts whose answer is not that of plain decoding, and the first token that is another one."""
+    def speed_ups(self, way: Way, chosen: Sequence[int]) -> list[float]:
+        """By repeat."""
+        return [self.speed_up(way, chosen, repeat) for repeat in range(len(way.repeats))]
+
+    def differing(self, way: Way) -> list[Difference]:
+        """Prompts with an answer, of any repeat, that is not the first one of plain decoding; each once."""
         found = []
-        for index, (one, other) in enumerate(zip(way.answers, self.plain.answers, strict=True)):
-            if one.token_ids != other.token_ids:
-                pairs = zip(one.token_ids, other.token_ids, strict=False)
-                same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-                found.append((index, min(len(one.token_ids), len(other.token_ids)) if same is None else same))
+        for prompt, (first, *repeats) in enumerate(zip(self.plain.repeats[0], *way.repeats, strict=True)):
+            for repeat, answer in enumerate(repeats):
+                if answer.token_ids != first.token_ids:
+                    found.append(Difference(prompt, _first_other(answer.token_ids, first.token_ids), repeat))
+                    break
         return found
+
+
+def _median(repeats: Sequence[Answered]) -> Answered:
+    seconds = [answer.seconds for answer in repeats]
+    return repeats[seconds.index(median_low(seconds))]
+
+
+def _first_other(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def answer_all(
@@ -205,13 +246,16 @@ def answer_all(
     others: Sequence[Other],
     *,
     max_new_tokens: int,
+    repeats: int = 1,
     progress: Callable[[], None],
 ) -> Answers:
     """Answer every prompt in every way, in an order that changes from prompt to prompt; a warm-up comes before.
 
-    Other runtimes decode as many tokens as plain steps did, and at least 2.
+    All prompts are answered once before any is answered again, in an order that changes from repeat to repeat too.
+    Other runtimes decode as many tokens as plain steps did at first, and at least 2.
 
     Args:
+        repeats: answers to each prompt in each way, at least 1.
         progress: called behind each answer.
     """
     ways = [Way("plain steps", PLAIN), *(Way(tree.name, TREE, tree) for tree in trees), Way(ADAPTIVE_NAME, ADAPTIVE)]
@@ -219,11 +263,14 @@ def answer_all(
     for way in answers.ways:
         way.decode(engine, prompts[0], min(_WARM_UP_TOKENS, max(2, max_new_tokens)))
     own = [way for way in answers.ways if way.kind != OTHER]
-    for index, prompt in enumerate(prompts):
-        turn = index % len(own)
-        for way in [*own[turn:], *own[:turn], *answers.ways[len(own) :]]:
-            tokens = max(2, len(answers.plain.answers[index].token_ids)) if way.kind == OTHER else max_new_tokens
-            time.sleep(PAUSE_SECONDS)
-            way.answers.append(way.decode(engine, prompt, tokens))
-            progress()
+    for repeat in range(repeats):
+        for way in answers.ways:
+            way.repeats.append([])
+        for index, prompt in enumerate(prompts):
+            turn = (index + repeat) % len(own)
+            for way in [*own[turn:], *own[:turn], *answers.ways[len(own) :]]:
+                tokens = max(2, len(answers.plain.repeats[0][index].token_ids)) if way.kind == OTHER else max_new_tokens
+                time.sleep(PAUSE_SECONDS)
+                way.repeats[repeat].append(way.decode(engine, prompt, tokens))
+                progress()
     return answers

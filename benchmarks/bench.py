@@ -95,7 +95,7 @@ class Results:
 
     @property
     def exact(self) -> bool:
-        """Whether every answer of the engine is that of its plain steps."""
+        """Whether every answer of the engine, in every repeat, is the first one of its plain steps."""
         return not any(self.answers.differing(way) for way in self.answers.ways if way.other is None)
 
 
@@ -156,8 +156,16 @@ def run_bench(settings: BenchSettings, steps: Steps) -> Results:
                     progress=step,
                 )
             )
-    with steps("answers", len(prompts) * (2 + len(trees) + len(others))) as step:
-        answers = answer_all(engine, prompts, trees, others, max_new_tokens=settings.max_new_tokens, progress=step)
+    with steps("answers", settings.answer_repeats * len(prompts) * (2 + len(trees) + len(others))) as step:
+        answers = answer_all(
+            engine,
+            prompts,
+            trees,
+            others,
+            max_new_tokens=settings.max_new_tokens,
+            repeats=settings.answer_repeats,
+            progress=step,
+        )
     costs = None
     if facts is not None:
         with steps("memory and arithmetic", 2 * (1 + _RATE_REPEATS)) as step:

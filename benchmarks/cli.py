@@ -64,6 +64,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="of each answer; default: %(default)s",
     )
     parser.add_argument(
+        "--answer-repeats",
+        type=int,
+        default=BenchSettings.answer_repeats,
+        metavar="N",
+        help="answer each prompt so often in each way, one pass over all prompts after the other: the median counts,"
+        " and the least and the largest speed-up stand beside it; default: %(default)s",
+    )
+    parser.add_argument(
         "--against",
         action="append",
         choices=OTHERS,

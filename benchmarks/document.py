@@ -118,20 +118,35 @@ def _answers(answers: Answers, found: Results) -> dict[str, Any]:
                 "depth_rates": depth_rates(way.tally(answers.everything).published, depths[way.name])
                 if way.name in depths and way.tree is not None
                 else None,
-                "differing": [{"prompt": prompt, "token": token} for prompt, token in answers.differing(way)],
+                "differing": _differing(answers, way),
                 "categories": {
                     category: _tally(answers, way, chosen) for category, chosen in answers.categories.items()
                 },
                 "groups": {group: _tally(answers, way, chosen) for group, chosen in answers.groups.items()},
-                "answers": [asdict(answer) for answer in way.answers],
+                "answers": _each(answers, way),
             }
             for way in answers.ways
         ],
     }
 
 
+def _differing(answers: Answers, way: Way) -> list[dict[str, Any]]:
+    told = ("prompt", "token", "repeat") if answers.repeats > 1 else ("prompt", "token")
+    return [{name: getattr(difference, name) for name in told} for difference in answers.differing(way)]
+
+
+def _each(answers: Answers, way: Way) -> list[dict[str, Any]]:
+    """Those that count, with the seconds of every repeat where there are several."""
+    each = [asdict(answer) for answer in way.answers]
+    if answers.repeats > 1:
+        for entry, repeats in zip(each, zip(*way.repeats, strict=True), strict=True):
+            entry["repeat_seconds"] = [answer.seconds for answer in repeats]
+    return each
+
+
 def _tally(answers: Answers, way: Way, chosen: Sequence[int]) -> dict[str, Any]:
     tally = way.tally(chosen)
+    repeated = {"repeat_speed_ups": answers.speed_ups(way, chosen)} if answers.repeats > 1 else {}
     return {
         "tokens": tally.tokens,
         "seconds": tally.seconds,
@@ -142,6 +157,7 @@ def _tally(answers: Answers, way: Way, chosen: Sequence[int]) -> dict[str, Any]:
         "distribution": {str(count): share for count, share in tally.distribution().items()},
         "percentiles": {f"p{rank}": value for rank, value in tally.percentiles().items()},
         "rounds_per_tree": tally.rounds_per_tree,
+        **repeated,
     }
 
 

@@ -11,10 +11,12 @@ from medusa_engine.benchmarks.bench import Results
 from medusa_engine.benchmarks.text import (
     answer_rows,
     category_rows,
+    category_title,
     exactness,
     facts,
     hit_rows,
     lookup_rows,
+    spread,
     stage_rows,
     sweep_rows,
 )
@@ -46,8 +48,7 @@ def page(found: Results, pictures: Mapping[str, bytes]) -> str:
     name = found.manifest["name"]
     body = [
         f"<h1>{escape(name)}: speculative decoding, measured</h1>",
-        f'<p id="headline"><span class="big">{_default_speed_up(found):.2f} ×</span> plain decoding: whole answers to'
-        f" {counted(len(found.answers.prompts), 'prompt')}, as the engine writes them by default.</p>",
+        _headline(found),
         f"<p>{escape(_best_tree(found))}</p>",
         f'<p id="exactness" class="{"exact" if found.exact else "differs"}">{escape(exactness(found))}</p>',
         *(f'<p class="note">note: {escape(note)}</p>' for note in found.notes),
@@ -65,7 +66,7 @@ def page(found: Results, pictures: Mapping[str, bytes]) -> str:
         _figure(pictures, "published", "Distribution of the tokens that a round published."),
         _table("answers", answer_rows(found)),
         "<h2>Categories</h2>",
-        '<p class="note">Tokens per second over plain steps, and in brackets tokens per round.</p>',
+        f'<p class="note">{_categories_note(found)}</p>',
         _table("categories", category_rows(found)),
         *_hits(found, pictures),
         "<h2>Trees</h2>",
@@ -102,9 +103,22 @@ def _hits(found: Results, pictures: Mapping[str, bytes]) -> list[str]:
     return parts
 
 
-def _default_speed_up(found: Results) -> float:
-    (default,) = (way for way in found.answers.ways if way.kind == ADAPTIVE)
-    return found.answers.speed_up(default, found.answers.everything)
+def _headline(found: Results) -> str:
+    answers = found.answers
+    (default,) = (way for way in answers.ways if way.kind == ADAPTIVE)
+    among = f" in {answers.repeats} repeats{spread(found, default, answers.everything)}" if answers.repeats > 1 else ""
+    return (
+        f'<p id="headline"><span class="big">{answers.speed_up(default, answers.everything):.2f} ×</span> plain'
+        f" decoding: whole answers to {counted(len(answers.prompts), 'prompt')}{among}, as the engine writes them by"
+        " default.</p>"
+    )
+
+
+def _categories_note(found: Results) -> str:
+    if found.answers.repeats == 1:
+        return "Tokens per second over plain steps, and in brackets tokens per round."
+    title = category_title(found)
+    return f"{title[0].upper()}{title[1:]}."
 
 
 def _best_tree(found: Results) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what loads ONNX Runtime is imported where it is needed
 CONTEXTS = (64, 256, 1024)
 TRANSFORMERS, LLAMA_CPP = OTHERS = ("transformers", "llama-cpp")  # runtimes for --against
 SWEEP = (1, 2, 4, 8, 16, 32, 64)
+MOST_ANSWER_REPEATS = 99
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class BenchSettings:
         trees: measured beside the bundle's own.
         prompts: file, see `prompt_file.py`; None for our own.
         max_new_tokens: of each answer.
+        answer_repeats: answers to each prompt in each way.
         against: names of other runtimes.
         model: their checkpoint.
         ledger: count costs, and draw the roofline.
@@ -44,6 +46,7 @@ class BenchSettings:
     trees: tuple[Path, ...] = ()
     prompts: Path | None = None
     max_new_tokens: int = 64
+    answer_repeats: int = 1
     against: tuple[str, ...] = ()
     model: str | None = None
     ledger: bool = False
@@ -66,6 +69,8 @@ def check_settings(settings: BenchSettings) -> None:
     ):
         if value < least:
             raise UserError(f"{option} is {value}", f"give {least} or more")
+    if not 1 <= settings.answer_repeats <= MOST_ANSWER_REPEATS:
+        raise UserError(f"--answer-repeats is {settings.answer_repeats}", f"give 1 to {MOST_ANSWER_REPEATS}")
     if settings.threads > MOST_THREADS:
         raise UserError(f"--threads is {settings.threads}", f"give 1 to {MOST_THREADS}")
     if settings.against and settings.model is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from medusa_engine.benchmarks.answers import OTHER, Way
+from medusa_engine.benchmarks.answers import OTHER, PLAIN, Way
 from medusa_engine.benchmarks.bench import AtContext, Results
 from medusa_engine.benchmarks.hits import depth_rates
 from medusa_engine.benchmarks.measure import Samples, ratio_of
@@ -51,24 +51,43 @@ def facts(found: Results) -> dict[str, str]:
 
 def exactness(found: Results) -> str:
     """Whether the answers are those of plain decoding, in a line for each way that has others."""
-    count = len(found.answers.prompts)
+    count, repeats = len(found.answers.prompts), found.answers.repeats
     ways = [way for way in found.answers.ways if way.kind != OTHER][1:]
+    often = f", {counted(repeats, 'time')}," if repeats > 1 else ""
     lines = []
     if found.exact:
-        told = f"{counted(count, 'answer')} in {counted(len(ways), 'way')}"
+        told = f"{counted(count, 'answer')} in {counted(len(ways), 'way')}{often}"
         lines.append(f"exact: each of {told} is token for token that of plain steps")
-    for way in found.answers.ways[1:]:
+    for way in found.answers.ways:
         differing = found.answers.differing(way)
         if differing and way.kind == OTHER:
             lines.append(f"{way.name}: {count - len(differing)} of {counted(count, 'answer')} are those of plain steps")
         elif differing:
-            prompt, token = differing[0]
+            prompt, token, repeat = differing[0]
             others = f"{len(differing)} of {counted(count, 'answer')}"
-            lines.append(
-                f"NOT EXACT: {way.name}: {others} are not those of plain steps; the first is"
-                f" prompt {prompt + 1} from token {token + 1} on; medusa-verify tells whether that is a near-tie"
-            )
+            what = "the same in every repeat" if way.kind == PLAIN else "those of plain steps"
+            where = f"prompt {prompt + 1} from token {token + 1} on" + (f" in repeat {repeat + 1}" if often else "")
+            verify = "" if way.kind == PLAIN else "; medusa-verify tells whether that is a near-tie"
+            lines.append(f"NOT EXACT: {way.name}: {others} are not {what}; the first is {where}{verify}")
     return "\n".join(lines)
+
+
+def spread(found: Results, way: Way, chosen: Sequence[int]) -> str:
+    """The least and the largest speed-up among the repeats, in brackets behind a blank; nothing where there is one."""
+    if found.answers.repeats == 1 or way.kind == PLAIN:
+        return ""
+    speed_ups = found.answers.speed_ups(way, chosen)
+    return f" ({min(speed_ups):.2f} to {max(speed_ups):.2f})"
+
+
+def category_title(found: Results) -> str:
+    """What stands in the cells of the categories."""
+    if found.answers.repeats == 1:
+        return "tokens per second over plain steps (tokens per round)"
+    return (
+        "tokens per second over plain steps, median answers (least to largest of"
+        f" {counted(found.answers.repeats, 'repeat')}), and tokens per round"
+    )
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
@@ -98,7 +117,7 @@ def answer_rows(found: Results) -> list[tuple[str, ...]]:
                 way.name,
                 "" if way.tree is None else proposes(way.tree),
                 f"{tally.tokens_per_second:.1f}",
-                f"{speed_up:.2f}",
+                f"{speed_up:.2f}{spread(found, way, answers.everything)}",
                 f"{tally.per_round:.2f}",
                 *percentiles,
                 same,
@@ -141,8 +160,11 @@ def category_rows(found: Results) -> list[tuple[str, ...]]:
 
 
 def _category_cell(found: Results, way: Way, chosen: Sequence[int]) -> str:
-    speed_up = f"{found.answers.speed_up(way, chosen):.2f} x"
-    return speed_up if way.kind == OTHER else f"{speed_up} ({way.tally(chosen).per_round:.2f})"
+    speed_up = f"{found.answers.speed_up(way, chosen):.2f} x{spread(found, way, chosen)}"
+    if way.kind == OTHER:
+        return speed_up
+    per_round = f"{way.tally(chosen).per_round:.2f}"
+    return f"{speed_up} ({per_round})" if found.answers.repeats == 1 else f"{speed_up}, {per_round}"
 
 
 def hit_rows(found: Results) -> list[tuple[str, ...]]:
@@ -207,7 +229,9 @@ def _stages(found: Results) -> str:
 def _answers(found: Results) -> str:
     count = found.settings.max_new_tokens
     asked = f"{counted(len(found.answers.prompts), 'prompt')}, at most {counted(count, 'token')} each"
-    title = f"answers to {asked}; time per round in the pNN"
+    repeats = found.answers.repeats
+    often = f", in {repeats} repeats: median answers (least to largest of the repeats)" if repeats > 1 else ""
+    title = f"answers to {asked}{often}; time per round in the pNN"
     return "\n".join([title, *table(answer_rows(found), left=2)])
 
 
@@ -230,8 +254,7 @@ def _distribution_lines(found: Results) -> Iterator[str]:
 
 
 def _categories(found: Results) -> str:
-    title = "by category: tokens per second over plain steps (tokens per round)"
-    return "\n".join([title, *table(category_rows(found))])
+    return "\n".join([f"by category: {category_title(found)}", *table(category_rows(found))])
 
 
 def _hits(found: Results) -> Iterator[str]:

@@ -37,6 +37,8 @@ def refuses(capfd: pytest.CaptureFixture[str], tmp_path: Path, rigged_64: Export
     ("options", "named"),
     [
         (["--repeats", "0"], ["--repeats", "0"]),
+        (["--answer-repeats", "0"], ["--answer-repeats is 0"]),
+        (["--answer-repeats", "100"], ["--answer-repeats is 100"]),
         (["--threads", "0"], ["--threads", "0"]),
         (["--threads", "5000"], ["--threads", "5000"]),
         (["--max-new-tokens", "1"], ["--max-new-tokens", "1"]),

@@ -107,7 +107,7 @@ def test_the_optimum_is_the_fastest_and_break_even_lies_at_the_overhead() -> Non
 
 def test_answers_that_end_early_differ_where_they_end() -> None:
     def way(kind: str, *answers: list[int]) -> Way:
-        return Way(kind, kind, answers=[Answered(ids, len(ids), 1.0, [1.0], [len(ids)]) for ids in answers])
+        return Way(kind, kind, repeats=[[Answered(ids, len(ids), 1.0, [1.0], [len(ids)]) for ids in answers]])
 
     prompts = [BenchPrompt("a", "", [1]), BenchPrompt("b", "", [1]), BenchPrompt("a", "", [1])]
     plain = way(PLAIN, [1, 2, 3], [4, 5], [6])
@@ -116,6 +116,6 @@ def test_answers_that_end_early_differ_where_they_end() -> None:
     assert answers.groups == {}
     grouped = [BenchPrompt("a", "", [1], "x"), BenchPrompt("b", "", [1], "y"), BenchPrompt("a", "", [1], "x")]
     assert Answers(grouped, [plain]).groups == {"x": [0, 2], "y": [1]}
-    assert answers.differing(other) == [(0, 2), (1, 1)] and answers.differing(plain) == []
+    assert answers.differing(other) == [(0, 2, 0), (1, 1, 0)] and answers.differing(plain) == []
     assert answers.categories == {"a": [0, 2], "b": [1]}
     assert answers.speed_up(other, [0, 2]) == pytest.approx((3 / 2) / (4 / 2))
