@@ -17,7 +17,6 @@ TRIAL_ROUNDS = 4  # in a row when a tree is tried
 BEHIND = 1.5  # tokens that a session may fall behind its smallest tree alone, and one more while it copies
 FORGIVEN = 1 / 50  # of each token that it publishes: what was lost counts so much less
 
-_FIRST_CREDIT = 1.0  # rounds: what looks nearly as good is tried soon
 _LEAST_LOSS = 0.1  # per round of a trial, in rounds: how often what looks as good is tried
 _LEAST_ALLOWANCE = 2.0  # rounds that a trial may lose, whatever was expected
 _SESSION_MEMORY, _ENGINE_MEMORY = 32.0, 512.0  # rounds
@@ -61,7 +60,7 @@ class TreeChoice:
         self.lookups.expect_the_usual()
         # What heads publish beyond the lookup chain: where the lookup is wrong, and where it is right.
         self.beyond = [(Mean(_ENGINE_MEMORY), Mean(_ENGINE_MEMORY)) for _ in shapes]
-        self.credit = [_FIRST_CREDIT] * len(self.shapes)  # rounds that a trial may cost
+        self.credit = [0.0] * len(self.shapes)  # rounds that a trial may cost: an engine's first answers pay for none
 
     def session(self) -> SessionChoice:
         """The choice of a new session, which begins with what is known."""
