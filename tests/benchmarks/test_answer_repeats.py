@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,8 @@ import pytest
 from bench_run import MAX_NEW_TOKENS, Benched
 from tiny_models import Exported, Rigged
 
-from medusa_engine.benchmarks import answers
+from medusa_engine.benchmarks import answers, cli
 from medusa_engine.benchmarks.answers import ADAPTIVE, PLAIN, TREE, Answered, Answers, Way, answer_all
-from medusa_engine.benchmarks.cli import main
 from medusa_engine.benchmarks.prompt_file import BenchPrompt
 
 PROMPTS = [BenchPrompt("a", "", [1, 2]), BenchPrompt("b", "", [7])]
@@ -125,7 +125,7 @@ def bench(engine: Path, folder: Path, repeats: int) -> tuple[int, dict[str, Any]
     options = ["--engine", engine, "--prompts", file, "--context", "4", "--sweep", "1", "--repeats", "1"]
     options += ["--max-new-tokens", TOKENS, "--threads", "1", "--answer-repeats", repeats]
     options += ["--json", folder / "out.json", "--report", folder / "out.html"]
-    return main(list(map(str, options))), json.loads((folder / "out.json").read_text())
+    return cli.main(list(map(str, options))), json.loads((folder / "out.json").read_text())
 
 
 def test_reports_show_the_spread_of_the_repeats(
@@ -134,10 +134,20 @@ def test_reports_show_the_spread_of_the_repeats(
     def timed(way: Way, _prompt: BenchPrompt, done: Answered) -> Answered:
         return replace(done, seconds=SECONDS[way.kind][max(0, len(way.repeats) - 1)])
 
+    bars: dict[str, list[int]] = {}  # title -> steps that it has, and that were made
+
+    @contextmanager
+    def counting(title: str, total: int) -> Iterator[Callable[[], None]]:
+        made: list[None] = []
+        yield lambda: made.append(None)
+        bars[title] = [total, len(made)]
+
     changed(monkeypatch, timed)
+    monkeypatch.setattr(cli, "_steps", counting)
     status, document = bench(rigged_64.bundle, tmp_path, 3)
     told = capsys.readouterr().out
     assert (status, document["settings"]["answer_repeats"]) == (0, 3)
+    assert bars["answers"] == [3 * 2 * 3] * 2
     plain, tree, adaptive = document["answers"]["ways"]
     for way, seconds, speed_ups in (
         (plain, SECONDS[PLAIN], [1, 1, 1]),
