@@ -44,7 +44,8 @@ class HeadBlocksPass(ir.passes.InPlacePass):
 def _block(weight: ir.Value | None) -> npt.NDArray[np.floating] | None:
     """[K, H, H] weights of one block of all heads; None if the value is something else."""
     if weight is not None and weight.const_value is not None and len(weight.const_value.shape) == 3:
-        return weight.const_value.numpy()
+        _, rows, columns = weight.const_value.shape
+        return weight.const_value.numpy() if rows == columns else None
     gather = None if weight is None else weight.producer()
     if gather is None or gather.op_type != "Gather" or gather.attributes.get_int("axis", 0) != 1:
         return None

@@ -3,7 +3,8 @@
 1. Split(product): key  ->  [RMSNormalization]  ->  [RotaryEmbedding]  ->  ThresholdedRelu, value  ->  ThresholdedRelu
    becomes Split(ThresholdedRelu(product)) without the others (see `cache.py`)
 
-Norms and rotations of 0 are 0. Queries lose their NaN, too; the row's hidden state keeps it, and so its logits do.
+Norms, with an epsilon, and rotations of 0 are 0. Queries lose their NaN, too; the row's hidden state
+keeps it, and so its logits do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from medusa_engine.exporter.passes.no_drafts import is_cleaning
 from medusa_engine.plugins.compact_append_kv.body import DOMAIN, OP_TYPE
 
 _NEW_ROWS = (2, 3)  # inputs of the cache node: keys and values
-_KEEPING_ZERO = ("RMSNormalization", "RotaryEmbedding")
 
 
 class OneCleaningPass(ir.passes.InPlacePass):
@@ -39,9 +39,15 @@ def _split(cleaning: ir.Node | None) -> ir.Node | None:
     if cleaning is None or not is_cleaning(cleaning) or len(cleaning.outputs[0].uses()) > 1:
         return None
     node = cleaning.inputs[0].producer()
-    while node is not None and node.op_type in _KEEPING_ZERO:
+    while node is not None and _keeps_zero(node):
         node = node.inputs[0].producer()
     return node if node is not None and node.op_type == "Split" else None
+
+
+def _keeps_zero(node: ir.Node) -> bool:
+    if node.op_type == "RMSNormalization":
+        return node.attributes.get_float("epsilon", 1e-5) > 0
+    return node.op_type == "RotaryEmbedding"
 
 
 def _clean(graph: ir.Graph, split: ir.Node) -> None:
