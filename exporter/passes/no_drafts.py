@@ -13,7 +13,7 @@ import onnx_ir as ir
 from medusa_engine.plugins.compact_append_kv.body import DOMAIN, OP_TYPE
 
 _TREE_INPUT = "retrieve_indices"  # of graphs whose rows may be drafts
-_NEW_ROWS = (2, 3)  # inputs of the cache node: keys and values
+NEW_ROWS = (2, 3)  # inputs of the cache node: keys and values
 
 
 class NoDraftsPass(ir.passes.InPlacePass):
@@ -26,7 +26,7 @@ class NoDraftsPass(ir.passes.InPlacePass):
             if is_cleaning(node):
                 ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
             elif (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
-                for index in _NEW_ROWS:
+                for index in NEW_ROWS:
                     kept = node.inputs[index].producer()
                     if kept is not None and kept.op_type == "Where" and _is_nan(kept.inputs[0]):
                         node.replace_input_with(index, kept.inputs[2])

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from medusa_engine.exporter.passes.no_drafts import is_cleaning
+from medusa_engine.exporter.passes.no_drafts import NEW_ROWS, is_cleaning
 from medusa_engine.plugins.compact_append_kv.body import DOMAIN, OP_TYPE
-
-_NEW_ROWS = (2, 3)  # inputs of the cache node: keys and values
 
 
 class OneCleaningPass(ir.passes.InPlacePass):
@@ -23,11 +21,11 @@ class OneCleaningPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False
         for node in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OP_TYPE)]:
-            cleanings = [node.inputs[index].producer() for index in _NEW_ROWS]
+            cleanings = [node.inputs[index].producer() for index in NEW_ROWS]
             splits = {_split(cleaning) for cleaning in cleanings}
             if len(splits) == 1 and (split := splits.pop()) is not None:
                 _clean(model.graph, split)
-                for index, cleaning in zip(_NEW_ROWS, cleanings, strict=True):
+                for index, cleaning in zip(NEW_ROWS, cleanings, strict=True):
                     node.replace_input_with(index, cleaning.inputs[0])
                 model.graph.remove(cleanings, safe=True)
                 modified = True
