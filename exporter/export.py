@@ -32,7 +32,7 @@ from medusa_engine.exporter.rope import fixed_positions, fixed_rope
 from medusa_engine.exporter.round import Round
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.saved_tokenizer import save_tokenizer, stop_token_ids, write_generation_config
-from medusa_engine.exporter.settings import DEFAULT_MAX_LENGTH, QUANTISED, ExportSettings, check_settings
+from medusa_engine.exporter.settings import BITS, DEFAULT_MAX_LENGTH, ExportSettings, check_settings
 from medusa_engine.exporter.stage import stage
 from medusa_engine.exporter.trace import EXAMPLE_ROWS, OPSET, trace_round
 from medusa_engine.exporter.vocabulary import check_vocabulary
@@ -102,7 +102,7 @@ def export(settings: ExportSettings) -> Path:
             stop_ids = stop_token_ids(model, tokenizer)
             write_generation_config(folder / GENERATION_NAME, stop_ids)
             fixed = settings.target == TENSORRT
-            quantised = settings.weights in QUANTISED
+            quantised = settings.weights in BITS
             shape = RoundShape.of(limits, stop_ids=len(stop_ids), fixed=fixed, exact=quantised, dtype=dtype)
             for name, tree in zip(tree_names(len(trees)), trees, strict=True):
                 _write_tree(folder / name, tree)

@@ -17,11 +17,12 @@ from medusa_engine.exporter.passes.live_rows import LiveRowsPass
 from medusa_engine.exporter.passes.no_drafts import NoDraftsPass
 from medusa_engine.exporter.passes.one_cleaning import OneCleaningPass
 from medusa_engine.exporter.passes.projections import FuseProjectionsPass
-from medusa_engine.exporter.passes.quantize import CONTRIB_DOMAIN, QuantizePass, Stored
+from medusa_engine.exporter.passes.quantize import QuantizePass, Stored
 from medusa_engine.exporter.passes.split_heads import SplitHeadsPass
 from medusa_engine.exporter.passes.wide_norms import WideNormsPass
 from medusa_engine.exporter.round_shape import RoundShape
 from medusa_engine.exporter.trace import OPSET, cache_names
+from medusa_engine.exporter.weight_blocks import CONTRIB_DOMAIN
 from medusa_engine.plugins.compact_append_kv.body import (
     DOMAIN,
     DOMAIN_VERSION,

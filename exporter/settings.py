@@ -17,7 +17,7 @@ DEFAULT_LOOKUP = 4
 MOST_UNTRAINED_HEADS = 64  # each has hidden x hidden weights; published checkpoints have 2 to 5 heads
 MOST_RANKS = {TENSORRT: 3840}  # k of its TopK
 INT8, INT4 = "int8", "int4"
-QUANTISED = (INT8, INT4)  # weight matrices of fewer bits; everything else is fp32
+BITS = {INT8: 8, INT4: 4}  # of weight matrices; everything else is fp32
 # as users call them -> dtype of the cache and of what is computed with
 PRECISIONS = {"fp32": "float32", INT8: "float32", INT4: "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -84,7 +84,7 @@ class ExportSettings:
     @property
     def weights(self) -> str:
         """Of the weight matrices, as the manifest says it."""
-        return self.precision if self.precision in QUANTISED else self.dtype
+        return self.precision if self.precision in BITS else self.dtype
 
 
 def check_settings(settings: ExportSettings) -> None:

@@ -16,6 +16,7 @@ from types import FrameType
 
 from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.memory_errors import MEMORY_HINT, NO_MEMORY, ran_out_of_memory
+from medusa_engine.runtime.providers import PROVIDERS
 from medusa_engine.runtime.strict_json import shown
 
 EXIT_USER_ERROR = 1
@@ -33,7 +34,7 @@ def add_provider(parser: argparse.ArgumentParser) -> None:
     """Let `--provider` choose what ONNX Runtime runs a bundle on."""
     parser.add_argument(
         "--provider",
-        choices=("cpu", "cuda"),
+        choices=tuple(PROVIDERS),
         help="what ONNX Runtime runs a bundle on; cuda needs onnxruntime-gpu in place of onnxruntime; default: cpu",
     )
 

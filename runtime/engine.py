@@ -19,8 +19,9 @@ from medusa_engine.runtime.errors import UserError, WrongValueError
 from medusa_engine.runtime.generation import Generation, GenerationStream
 from medusa_engine.runtime.generation_config import read_stop_token_ids
 from medusa_engine.runtime.manifest import GENERATION_NAME, ONNXRUNTIME, Manifest, read_manifest
-from medusa_engine.runtime.onnxruntime_backend import CPU, OnnxRuntimeBackend
+from medusa_engine.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from medusa_engine.runtime.policy import GREEDY, REJECTION, SAMPLE, TYPICAL, AcceptancePolicy
+from medusa_engine.runtime.providers import CPU
 from medusa_engine.runtime.session import Session
 from medusa_engine.runtime.strict_json import shown
 from medusa_engine.runtime.text import TOKENIZER_FILE, Tokenizer

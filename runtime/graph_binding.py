@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import onnxruntime as ort
 
-CPU_DEVICE = "cpu"  # of every array but the cache, which is the provider's
+from medusa_engine.runtime.providers import CPU
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -28,7 +28,7 @@ class GraphBinding:
     def __init__(self, session: ort.InferenceSession, cache: Mapping[str, ort.OrtValue], provider: str) -> None:
         self._session = session
         self._binding = session.io_binding()
-        self._on_cpu = provider == CPU_DEVICE
+        self._on_cpu = provider == CPU
         self._bound: dict[str, npt.NDArray[Any]] = {}  # kept alive: the binding knows addresses only
         for name, value in cache.items():  # one buffer as past and present
             self._binding.bind_ortvalue_input(f"past_{name}", value)
@@ -49,5 +49,5 @@ class GraphBinding:
     def _bind(self, bind: Callable[..., None], arrays: Arrays, *, again: bool = False) -> None:
         for name, array in arrays.items():
             if again or self._bound.get(name) is not array:
-                bind(name, CPU_DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
+                bind(name, CPU, 0, array.dtype, array.shape, array.ctypes.data)
                 self._bound[name] = array

@@ -13,9 +13,7 @@ from medusa_engine.runtime.onnxruntime_errors import refusal
 from medusa_engine.runtime.onnxruntime_state import OnnxRuntimeState
 from medusa_engine.runtime.open_bundle import OpenBundle
 from medusa_engine.runtime.policy import GREEDY
-
-CPU, CUDA = "cpu", "cuda"
-PROVIDERS = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}  # ONNX Runtime's names for them
+from medusa_engine.runtime.providers import CPU, PROVIDERS
 
 _LOG_FATAL = 4  # ONNX Runtime's severity; errors are raised
 

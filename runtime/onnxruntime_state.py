@@ -12,11 +12,12 @@ import onnxruntime as ort
 
 from medusa_engine.runtime.backend import Published, SessionState
 from medusa_engine.runtime.errors import UserError
-from medusa_engine.runtime.graph_binding import CPU_DEVICE, GraphBinding
+from medusa_engine.runtime.graph_binding import GraphBinding
 from medusa_engine.runtime.manifest import Limits, graph_name
 from medusa_engine.runtime.onnxruntime_errors import refusal
 from medusa_engine.runtime.policy import REJECTION, AcceptancePolicy
 from medusa_engine.runtime.policy_inputs import constant_inputs, drawn_inputs
+from medusa_engine.runtime.providers import CPU
 from medusa_engine.runtime.tree_buffers import TreeBuffers
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class OnnxRuntimeState:
         for name, buffer in source.cache.items():
             array = self.cache[name].numpy()  # the buffer itself on the CPU, else a copy
             array[:, :, : len(rows)] = buffer.numpy()[:, :, rows]
-            if self._backend.provider != CPU_DEVICE:
+            if self._backend.provider != CPU:
                 self.cache[name].update_inplace(array)
         self.history[: len(rows)] = source.history[: len(rows)]
         self.slot.past_length[0] = len(rows)

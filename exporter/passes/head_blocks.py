@@ -23,10 +23,15 @@ class HeadBlocksPass(ir.passes.InPlacePass):
         graph = model.graph
         products: dict[ir.Value, list[ir.Node]] = defaultdict(list)  # by what they multiply with
         for node in graph:
-            if node.op_type == "MatMul" and _block(node.inputs[1]) is not None:
+            if node.op_type == "MatMul":
                 products[node.inputs[1]].append(node)
+        modified = False
         for source, nodes in products.items():
-            block, rows = _block(source), [_shared_row(node) for node in nodes]
+            block = _block(source)
+            if block is None:
+                continue
+            modified = True
+            rows = [_shared_row(node) for node in nodes]
             heads, size, _ = block.shape
             first = None not in rows
             stored = block.transpose(1, 0, 2).reshape(size, heads * size) if first else block
@@ -38,7 +43,7 @@ class HeadBlocksPass(ir.passes.InPlacePass):
                     _in_one_product(graph, node, row, weight, heads)
                 else:
                     node.replace_input_with(1, weight)
-        return ir.passes.PassResult(model, modified=bool(products))
+        return ir.passes.PassResult(model, modified=modified)
 
 
 def _block(weight: ir.Value | None) -> npt.NDArray[np.floating] | None:

@@ -3,16 +3,14 @@
 1. Split(product): key  ->  [RMSNormalization]  ->  [RotaryEmbedding]  ->  ThresholdedRelu, value  ->  ThresholdedRelu
    becomes Split(ThresholdedRelu(product)) without the others (see `cache.py`)
 
-Norms, with an epsilon, and rotations of 0 are 0. Queries lose their NaN, too; the row's hidden state
-keeps it, and so its logits do.
+Queries lose their NaN, too; the row's hidden state keeps it, and so its logits do.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from medusa_engine.exporter.passes.no_drafts import NEW_ROWS, is_cleaning
-from medusa_engine.plugins.compact_append_kv.body import DOMAIN, OP_TYPE
+from medusa_engine.exporter.passes.nan_of_drafts import NEW_ROWS, cache_nodes, is_cleaning, keeps_zero
 
 
 class OneCleaningPass(ir.passes.InPlacePass):
@@ -20,7 +18,7 @@ class OneCleaningPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False
-        for node in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OP_TYPE)]:
+        for node in list(cache_nodes(model.graph)):
             cleanings = [node.inputs[index].producer() for index in NEW_ROWS]
             splits = {_split(cleaning) for cleaning in cleanings}
             if len(splits) == 1 and (split := splits.pop()) is not None:
@@ -37,15 +35,9 @@ def _split(cleaning: ir.Node | None) -> ir.Node | None:
     if cleaning is None or not is_cleaning(cleaning) or len(cleaning.outputs[0].uses()) > 1:
         return None
     node = cleaning.inputs[0].producer()
-    while node is not None and _keeps_zero(node):
+    while node is not None and keeps_zero(node):
         node = node.inputs[0].producer()
     return node if node is not None and node.op_type == "Split" else None
-
-
-def _keeps_zero(node: ir.Node) -> bool:
-    if node.op_type == "RMSNormalization":
-        return node.attributes.get_float("epsilon", 1e-5) > 0
-    return node.op_type == "RotaryEmbedding"
 
 
 def _clean(graph: ir.Graph, split: ir.Node) -> None:

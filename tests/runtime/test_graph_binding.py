@@ -11,7 +11,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from medusa_engine.runtime.graph_binding import CPU_DEVICE, GraphBinding
+from medusa_engine.runtime.graph_binding import GraphBinding
+from medusa_engine.runtime.providers import CPU
 
 
 def accumulator() -> ort.InferenceSession:
@@ -51,10 +52,10 @@ class Counting:
 
 @pytest.fixture
 def cache() -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_numpy(np.zeros(1, dtype=np.float32), CPU_DEVICE, 0)
+    return ort.OrtValue.ortvalue_from_numpy(np.zeros(1, dtype=np.float32), CPU, 0)
 
 
-@pytest.mark.parametrize("provider", [CPU_DEVICE, "cuda"])
+@pytest.mark.parametrize("provider", [CPU, "cuda"])
 def test_what_arrays_hold_counts_in_each_run(cache: ort.OrtValue, provider: str) -> None:
     binding = GraphBinding(accumulator(), {"cache": cache}, provider)
     x, step, y = np.array([1, 2], np.float32), np.ones(1, np.float32), np.zeros(2, np.float32)
@@ -66,7 +67,7 @@ def test_what_arrays_hold_counts_in_each_run(cache: ort.OrtValue, provider: str)
 
 
 def test_other_arrays_take_the_place_of_those_before(cache: ort.OrtValue) -> None:
-    binding = GraphBinding(accumulator(), {"cache": cache}, CPU_DEVICE)
+    binding = GraphBinding(accumulator(), {"cache": cache}, CPU)
     step = np.ones(1, np.float32)
     for size in (2, 3, 2):
         # The array of the run before is gone; a new one may lie where it lay.
@@ -76,7 +77,7 @@ def test_other_arrays_take_the_place_of_those_before(cache: ort.OrtValue) -> Non
 
 
 def test_an_array_is_told_once(cache: ort.OrtValue) -> None:
-    binding = GraphBinding(accumulator(), {"cache": cache}, CPU_DEVICE)
+    binding = GraphBinding(accumulator(), {"cache": cache}, CPU)
     counting = binding._binding = Counting(binding._binding)
     x, step, y = np.zeros(2, np.float32), np.ones(1, np.float32), np.zeros(2, np.float32)
     for _ in range(3):
