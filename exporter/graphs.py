@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from medusa_engine.exporter.passes.first_argmax import FirstArgMaxPass
+from medusa_engine.exporter.passes.flat_reshapes import FlatReshapesPass
 from medusa_engine.exporter.passes.fuse import FusePass
 from medusa_engine.exporter.passes.head_blocks import HeadBlocksPass
 from medusa_engine.exporter.passes.idle_heads import IdleHeadsPass
@@ -47,15 +48,22 @@ LOGITS_OUTPUT = "logits"
 
 _INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 
+# Behind `FusePass`, by whether the shapes are fixed.
+_FIXED = (WideNormsPass(), FirstArgMaxPass())
+_DYNAMIC = (
+    FuseProjectionsPass(),
+    SplitHeadsPass(),
+    OneCleaningPass(),
+    HeadBlocksPass(),
+    FlatReshapesPass(),
+    LiveRowsPass(),
+)
+
 
 def finish_graph(model: ir.Model, shape: RoundShape) -> None:
     """Run the passes, add the body of the compaction operator, drop the tracer's notes; in place."""
     FusePass()(model)
-    for graph_pass in (
-        (WideNormsPass(), FirstArgMaxPass())
-        if shape.fixed
-        else (FuseProjectionsPass(), SplitHeadsPass(), OneCleaningPass(), HeadBlocksPass(), LiveRowsPass())
-    ):
+    for graph_pass in _FIXED if shape.fixed else _DYNAMIC:
         graph_pass(model)
     RemoveUnusedNodesPass()(model)  # weights that were joined are not written
     function = ir.serde.deserialize_function(compact_append_kv_function(fixed=shape.fixed))

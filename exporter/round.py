@@ -71,6 +71,9 @@ class Round(torch.nn.Module):
         self.heads = heads
         self.shape = shape
         self.policies = policies
+        # Depth of a candidate slot: 0 for the root, j + 1 for the slots of head j, d for the lookup of depth d.
+        depths = [0, *(1 + head for head in range(shape.heads) for _ in range(shape.topk)), *range(1, 1 + shape.lookup)]
+        self.register_buffer("slot_depths", torch.tensor(depths), persistent=False)
         self.repetition_penalty = repetition_penalty
 
     def forward(
@@ -158,8 +161,6 @@ class Round(torch.nn.Module):
             candidates = [next_root[variant]]  # by slot
             if self.shape.heads:
                 candidates.append(ranked.reshape(-1))  # [K*TOPK]
-            # depth of a candidate slot: 0 for the root, j+1 for the slots of head j, d for the lookup of depth d
-            next_depth = (tree_indices + (self.shape.topk - 1)) // self.shape.topk
             if self.shape.lookup:
                 if fixed:  # it keeps the history itself: rows of a tree write where other tokens are to come
                     known = history.scatter(0, position_ids[0], input_ids[0])
@@ -169,12 +170,10 @@ class Round(torch.nn.Module):
                 if fixed:
                     acceptance["next_history"] = context
                 candidates.append(look_up(context, root_position + count, self.shape.lookup))
-                of_heads = self.shape.heads * self.shape.topk
-                next_depth = torch.where(tree_indices > of_heads, tree_indices - of_heads, next_depth)
             outputs = acceptance | {
                 "next_finished": acceptance["next_finished"] | (next_root[variant] < 0),
                 "next_input_ids": torch.cat(candidates).index_select(0, tree_indices)[None],
-                "next_position_ids": (root_position + count + next_depth)[None],
+                "next_position_ids": (root_position + count + self.slot_depths.index_select(0, tree_indices))[None],
                 # Rows before the root of this pass (a prompt chunk has them) are committed, the path's are pending.
                 "next_past_length": root_position,
                 "next_pending_rows": (path_rows - path_rows[:1]).clamp(min=0),

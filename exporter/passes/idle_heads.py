@@ -42,7 +42,8 @@ class IdleHeadsPass(ir.passes.InPlacePass):
             outside = {user for node in nodes for value in node.outputs for user, _ in value.uses()} - alone
             if nodes and outside == {slots}:
                 graph.remove(nodes)
-                _insert_branches(graph, tree_indices, (begin, end), nodes, slots, index)
+                last = index == len(slots.inputs) - 1
+                _insert_branches(graph, tree_indices, (begin, None if last else end), nodes, slots, index)
                 modified = True
             begin = end
         return ir.passes.PassResult(model, modified=modified)
@@ -51,17 +52,23 @@ class IdleHeadsPass(ir.passes.InPlacePass):
 def _insert_branches(
     graph: ir.Graph,
     tree_indices: ir.Value,
-    own: tuple[int, int],
+    own: tuple[int, int | None],
     nodes: list[ir.Node],
     slots: ir.Node,
     index: int,
 ) -> None:
-    """Let input `index` of `slots`, which `nodes` compute, be zeros where no tree index is in the range `own`."""
+    """Let input `index` of `slots`, which `nodes` compute, be zeros where no tree index is in the range `own`.
+
+    None is the end of all slots.
+    """
     candidates = slots.inputs[index]
     assert candidates is not None and candidates.shape is not None
     tape = ir.tape.Tape()
-    begin, end = (tape.op("Constant", [], {"value_int": slot}) for slot in own)
-    inside = tape.op("And", [tape.op("GreaterOrEqual", [tree_indices, begin]), tape.op("Less", [tree_indices, end])])
+    begin, end = own
+    inside = tape.op("GreaterOrEqual", [tree_indices, tape.op("Constant", [], {"value_int": begin})])
+    if end is not None:
+        below = tape.op("Less", [tree_indices, tape.op("Constant", [], {"value_int": end})])
+        inside = tape.op("And", [inside, below])
     wanted = tape.op("ReduceMax", [inside], {"keepdims": 0})
     zeros = ir.tape.Tape()
     none = ir.Value(name=f"no_candidates.{index}", shape=candidates.shape, type=candidates.type)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import DATA, write_tree
-from command_checks import unchanged
+from checkpoints import DATA
 
 from medusa_engine.runtime.engine import Engine
 from medusa_engine.runtime.manifest import document_sha256, file_sha256
@@ -27,58 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = DATA / "trees"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((CASES / "EXPECTED.json").read_text())
 BAD_TREES = sorted(name for name in EXPECTED if name.startswith("bad_") and name != "bad_deeper_than_2heads")
-PROMPTS = "hello\nworld, hello\r\n\n  \nlow\nlower\nhello hello\nwell\n"
 
 Refuses = Callable[..., None]
 Run = Callable[..., tuple[str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run medusa-tree to its end; gives its output and what it says."""
-
-    def check(*arguments: object) -> tuple[str, str]:
-        capfd.readouterr()
-        status = main([str(argument) for argument in arguments])
-        output = capfd.readouterr()
-        assert status == 0, output.err
-        return output.out, output.err
-
-    return check
-
-
-@pytest.fixture
-def refuses(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refuses:
-    """Check that medusa-tree ends with two lines, the first naming these, and writes nothing."""
-
-    def check(*arguments: object, named: Sequence[object]) -> None:
-        capfd.readouterr()
-        with unchanged(tmp_path):
-            status = main([str(argument) for argument in arguments])
-        output = capfd.readouterr()
-        assert status == 1 and output.out == ""
-        problem, hint = output.err.splitlines()[-2:]
-        assert "Traceback" not in output.err
-        assert problem.startswith("medusa-tree: ") and hint.startswith("medusa-tree: ") and len(hint) > 20
-        for text in named:
-            assert str(text) in problem, output.err
-
-    return check
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
-    path.write_bytes(PROMPTS.encode())
-    return path
-
-
-@pytest.fixture(scope="module")
-def calibration(chat_bundle: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("calibration") / "calibration.json"
-    arguments = ["calibrate", "--engine", chat_bundle, "--prompts", prompts, "-o", path, "--max-new-tokens", 10]
-    assert main([str(argument) for argument in arguments]) == 0
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +44,10 @@ def repetitive(calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
-def test_calibrate_writes_counts_and_hashes(chat_bundle: Path, prompts: Path, tmp_path: Path, run: Run) -> None:
+def test_calibrate_writes_counts_and_hashes(chat_bundle: Path, prompts: Path, tmp_path: Path, tree_run: Run) -> None:
     output = tmp_path / "c.json"
     arguments = ["--engine", chat_bundle, "--prompts", prompts, "-o", output, "--chat", "--max-new-tokens", 6]
-    out, err = run("calibrate", *arguments)
+    out, err = tree_run("calibrate", *arguments)
     assert out == f"{output}\n"
     lines = err.splitlines()
     assert lines[0].startswith("1/6 answers, ") and lines[5].startswith("6/6 answers, ")
@@ -124,12 +74,12 @@ def test_calibrate_writes_counts_and_hashes(chat_bundle: Path, prompts: Path, tm
 
 
 def test_bundle_without_template_has_no_template_hash(
-    plain_bundle: Path, prompts: Path, tmp_path: Path, run: Run, refuses: Refuses
+    plain_bundle: Path, prompts: Path, tmp_path: Path, tree_run: Run, tree_refuses: Refuses
 ) -> None:
     arguments = ["--engine", plain_bundle, "--prompts", prompts, "--max-new-tokens", 2, "-o"]
-    run("calibrate", *arguments, tmp_path / "c.json")
+    tree_run("calibrate", *arguments, tmp_path / "c.json")
     assert json.loads((tmp_path / "c.json").read_text())["provenance"]["template_sha256"] is None
-    refuses("calibrate", *arguments, tmp_path / "d.json", "--chat", named=["no chat template"])
+    tree_refuses("calibrate", *arguments, tmp_path / "d.json", "--chat", named=["no chat template"])
 
 
 @pytest.mark.parametrize(
@@ -143,23 +93,25 @@ def test_bundle_without_template_has_no_template_hash(
     ],
 )
 def test_prompts_that_cannot_be_used(
-    chat_bundle: Path, tmp_path: Path, refuses: Refuses, text: bytes | None, named: list[str]
+    chat_bundle: Path, tmp_path: Path, tree_refuses: Refuses, text: bytes | None, named: list[str]
 ) -> None:
     path = tmp_path / "prompts.txt"
     if text is not None:
         path.write_bytes(text)
-    refuses("calibrate", "--engine", chat_bundle, "--prompts", path, "-o", tmp_path / "c.json", named=[path, *named])
+    tree_refuses(
+        "calibrate", "--engine", chat_bundle, "--prompts", path, "-o", tmp_path / "c.json", named=[path, *named]
+    )
 
 
 def test_options_of_calibrate_that_cannot_be_used(
-    chat_bundle: Path, prompts: Path, tmp_path: Path, refuses: Refuses
+    chat_bundle: Path, prompts: Path, tmp_path: Path, tree_refuses: Refuses
 ) -> None:
     output = tmp_path / "c.json"
 
     def check(named: list[object], **changes: object) -> None:
         options = {"engine": chat_bundle, "prompts": prompts, "output": output} | changes
         arguments = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
-        refuses("calibrate", *arguments, named=named)
+        tree_refuses("calibrate", *arguments, named=named)
 
     check(["--max-new-tokens is 0"], max_new_tokens=0)
     check(["threads is -1"], threads=-1)
@@ -168,12 +120,12 @@ def test_options_of_calibrate_that_cannot_be_used(
     check([tmp_path, "is a folder"], output=tmp_path)
 
 
-def test_search_writes_the_best_tree_of_that_many_nodes(calibration: Path, tmp_path: Path, run: Run) -> None:
+def test_search_writes_the_best_tree_of_that_many_nodes(calibration: Path, tmp_path: Path, tree_run: Run) -> None:
     ranks = load_calibration(calibration).ranks
     masses = {"joint": joint_mass(ranks), "marginal": marginal_mass(rank_mass(ranks, 4))}
     for counts, mass in masses.items():
         output = tmp_path / f"{counts}.json"
-        out, err = run("search", calibration, "--nodes", 4, "--counts", counts, "--no-lookup", "-o", output)
+        out, err = tree_run("search", calibration, "--nodes", 4, "--counts", counts, "--no-lookup", "-o", output)
         tree = load_tree(output)
         assert out == f"{output}\n" and f"{counts} counts" in err and tree.name == counts
         assert tree.paths == tree_search.best_first(mass, nodes=4, heads=2, topk=4).paths
@@ -182,11 +134,11 @@ def test_search_writes_the_best_tree_of_that_many_nodes(calibration: Path, tmp_p
 
 
 def test_searched_tree_has_the_lookup_nodes_that_the_engine_offers(
-    repetitive: Path, calibration: Path, tmp_path: Path, run: Run, refuses: Refuses
+    repetitive: Path, calibration: Path, tmp_path: Path, tree_run: Run, tree_refuses: Refuses
 ) -> None:
     output = tmp_path / "t.json"
     for options, most in (([], 2), (["--no-lookup"], 0), (["--lookup-depth", 1], 1), (["--lookup-depth", 9], 9)):
-        run("search", repetitive, "--nodes", 8, *options, "-o", output)
+        tree_run("search", repetitive, "--nodes", 8, *options, "-o", output)
         tree = load_tree(output)
         assert tree.lookup == most if most < 9 else tree.lookup > 2
         facts = json.loads(output.read_text())
@@ -197,28 +149,28 @@ def test_searched_tree_has_the_lookup_nodes_that_the_engine_offers(
             gains = facts["metadata"]["selected_in_order"]
             assert [entry for entry, _ in gains[: tree.lookup]] == [["L"] * (d + 1) for d in range(tree.lookup)]
             assert 1 + sum(gain for _, gain in gains) == pytest.approx(expected)
-            drawn, _ = run("show", output, "--calibration", repetitive)
-            assert drawn == run("show", output)[0] and f"E[G] {expected:.2f}" in drawn and "L  " in drawn
+            drawn, _ = tree_run("show", output, "--calibration", repetitive)
+            assert drawn == tree_run("show", output)[0] and f"E[G] {expected:.2f}" in drawn and "L  " in drawn
     search = ["search", repetitive, "-o", tmp_path / "u.json"]
-    refuses(*search, "--nodes", 4, "--lookup-depth", 0, named=["--lookup-depth is 0"])
-    refuses(*search, "--nodes", 4, "--lookup-depth", 65, named=["--lookup-depth is 65"])
+    tree_refuses(*search, "--nodes", 4, "--lookup-depth", 0, named=["--lookup-depth is 0"])
+    tree_refuses(*search, "--nodes", 4, "--lookup-depth", 65, named=["--lookup-depth is 65"])
 
 
 def test_lookup_needs_a_calibration_and_an_engine_that_have_it(
-    repetitive: Path, chat_bundle: Path, tmp_path: Path, run: Run, refuses: Refuses
+    repetitive: Path, chat_bundle: Path, tmp_path: Path, tree_run: Run, tree_refuses: Refuses
 ) -> None:
     old, output, chain = tmp_path / "old.json", tmp_path / "t.json", tmp_path / "chain.json"
     document = json.loads(repetitive.read_text())
     del document["lookup"]
     old.write_text(json.dumps(document))
     chain.write_text('[["L"]]')
-    refuses("search", old, "--nodes", 4, "--lookup-depth", 2, "-o", output, named=[old, "without lookup"])
-    refuses("show", chain, "--calibration", old, named=["chain", "without lookup"])
-    _, err = run("search", old, "--nodes", 4, "-o", output)
+    tree_refuses("search", old, "--nodes", 4, "--lookup-depth", 2, "-o", output, named=[old, "without lookup"])
+    tree_refuses("show", chain, "--calibration", old, named=["chain", "without lookup"])
+    _, err = tree_run("search", old, "--nodes", 4, "-o", output)
     assert f"{old} was written without lookup" in err and load_tree(output).lookup == 0
-    assert "without lookup" not in run("search", old, "--nodes", 4, "--no-lookup", "-o", output)[1]
+    assert "without lookup" not in tree_run("search", old, "--nodes", 4, "--no-lookup", "-o", output)[1]
     engine = ["--for-engine", chat_bundle, "--lookup-depth", 3, "-o", output]
-    refuses("search", repetitive, *engine, named=["--lookup-depth is 3", chat_bundle, "offers 2"])
+    tree_refuses("search", repetitive, *engine, named=["--lookup-depth is 3", chat_bundle, "offers 2"])
 
 
 @pytest.mark.parametrize(
@@ -229,25 +181,25 @@ def test_lookup_needs_a_calibration_and_an_engine_that_have_it(
     ],
 )
 def test_shipped_lookup_trees_are_what_the_shipped_calibrations_give(
-    name: str, arguments: list[object], tmp_path: Path, run: Run
+    name: str, arguments: list[object], tmp_path: Path, tree_run: Run
 ) -> None:
     output = tmp_path / f"{name}.json"
-    run("search", ROOT / "heads" / "smollm2-135m-instruct" / str(arguments[0]), *arguments[1:], "-o", output)
+    tree_run("search", ROOT / "heads" / "smollm2-135m-instruct" / str(arguments[0]), *arguments[1:], "-o", output)
     assert json.loads(output.read_text()) == json.loads((ROOT / "trees" / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("nodes", [8, 64])
 def test_shipped_trees_of_heads_have_the_paths_that_the_shipped_calibration_gives(
-    nodes: int, tmp_path: Path, run: Run
+    nodes: int, tmp_path: Path, tree_run: Run
 ) -> None:
     calibration = ROOT / "heads" / "smollm2-135m-instruct" / "calibration.json"
-    run("search", calibration, "--no-lookup", "--nodes", nodes, "-o", tmp_path / "t.json")
+    tree_run("search", calibration, "--no-lookup", "--nodes", nodes, "-o", tmp_path / "t.json")
     assert load_tree(tmp_path / "t.json").paths == load_tree(ROOT / "trees" / f"smollm2_{nodes}.json").paths
 
 
-def test_search_says_which_counts_it_uses(calibration: Path, tmp_path: Path, run: Run) -> None:
+def test_search_says_which_counts_it_uses(calibration: Path, tmp_path: Path, tree_run: Run) -> None:
     output = tmp_path / "t.json"
-    _, err = run("search", calibration, "--nodes", 4, "-o", output)
+    _, err = tree_run("search", calibration, "--nodes", 4, "-o", output)
     used = json.loads(output.read_text())["metadata"]["counts"]
     assert used in COUNTS and f"{used} counts: E[G]" in err
     for counts in COUNTS:
@@ -255,10 +207,10 @@ def test_search_says_which_counts_it_uses(calibration: Path, tmp_path: Path, run
 
 
 def test_searched_tree_runs_on_the_engine_it_was_searched_for(
-    chat_bundle: Path, calibration: Path, tmp_path: Path, run: Run
+    chat_bundle: Path, calibration: Path, tmp_path: Path, tree_run: Run
 ) -> None:
     output = tmp_path / "t.json"
-    out, err = run("search", calibration, "--for-engine", chat_bundle, "--threads", 1, "-o", output)
+    out, err = tree_run("search", calibration, "--for-engine", chat_bundle, "--threads", 1, "-o", output)
     assert out == f"{output}\n"
     for said in ("plain step", "chosen: ", "of 2 heads", "predicted: E[G]", "measured:  E[G]", "on 1 other prompt"):
         assert said in err
@@ -273,13 +225,15 @@ def test_searched_tree_runs_on_the_engine_it_was_searched_for(
 
 
 @pytest.mark.parametrize(("nodes", "named"), [(0, "--nodes is 0"), (-1, "--nodes is -1"), (9, "trees of 8 nodes")])
-def test_nodes_that_no_tree_has(calibration: Path, tmp_path: Path, refuses: Refuses, nodes: int, named: str) -> None:
-    refuses("search", calibration, "--nodes", nodes, "-o", tmp_path / "t.json", named=[named])
+def test_nodes_that_no_tree_has(
+    calibration: Path, tmp_path: Path, tree_refuses: Refuses, nodes: int, named: str
+) -> None:
+    tree_refuses("search", calibration, "--nodes", nodes, "-o", tmp_path / "t.json", named=[named])
 
 
-def test_calibration_that_cannot_be_used(calibration: Path, tmp_path: Path, refuses: Refuses) -> None:
+def test_calibration_that_cannot_be_used(calibration: Path, tmp_path: Path, tree_refuses: Refuses) -> None:
     def check(path: Path, *named: object) -> None:
-        refuses("search", path, "--nodes", 4, "-o", tmp_path / "t.json", named=[path, *named])
+        tree_refuses("search", path, "--nodes", 4, "-o", tmp_path / "t.json", named=[path, *named])
 
     check(tmp_path / "none.json", "cannot read")
     check(tmp_path, "cannot read")
@@ -297,7 +251,7 @@ def test_calibration_that_cannot_be_used(calibration: Path, tmp_path: Path, refu
 
 
 def test_calibration_of_another_engine_is_refused(
-    calibration: Path, chat_bundle: Path, tmp_path: Path, refuses: Refuses
+    calibration: Path, chat_bundle: Path, tmp_path: Path, tree_refuses: Refuses
 ) -> None:
     bundle = Path(shutil.copytree(chat_bundle, tmp_path / "bundle"))
     manifest = json.loads((bundle / "manifest.json").read_text())
@@ -307,7 +261,9 @@ def test_calibration_of_another_engine_is_refused(
         del changed["sha256"]
         changed["sha256"] = document_sha256(changed)
         (bundle / "manifest.json").write_text(json.dumps(changed))
-        refuses("search", calibration, "--for-engine", bundle, "-o", tmp_path / "t.json", named=[calibration, named])
+        tree_refuses(
+            "search", calibration, "--for-engine", bundle, "-o", tmp_path / "t.json", named=[calibration, named]
+        )
 
     check("another model", model={"weights_sha256": {"model.safetensors": "0" * 64}})
     check("other heads", heads={"sha256": {"medusa_lm_head.safetensors": "0" * 64}})
@@ -316,82 +272,13 @@ def test_calibration_of_another_engine_is_refused(
 
 
 def test_other_options_of_search_that_cannot_be_used(
-    calibration: Path, chat_bundle: Path, tmp_path: Path, refuses: Refuses
+    calibration: Path, chat_bundle: Path, tmp_path: Path, tree_refuses: Refuses
 ) -> None:
     engine = ["search", calibration, "--for-engine", chat_bundle, "-o"]
-    refuses(*engine, tmp_path / "t.json", "--measure", -1, named=["--measure is -1"])
-    refuses(*engine, tmp_path / "t.json", "--threads", 5000, named=["--threads is 5000"])
-    refuses(*engine, tmp_path / "none" / "t.json", named=[tmp_path / "none" / "t.json", "folder does not exist"])
-    refuses("search", calibration, "--for-engine", calibration, "-o", tmp_path / "t.json", named=["not a bundle"])
+    tree_refuses(*engine, tmp_path / "t.json", "--measure", -1, named=["--measure is -1"])
+    tree_refuses(*engine, tmp_path / "t.json", "--threads", 5000, named=["--threads is 5000"])
+    tree_refuses(*engine, tmp_path / "none" / "t.json", named=[tmp_path / "none" / "t.json", "folder does not exist"])
+    tree_refuses("search", calibration, "--for-engine", calibration, "-o", tmp_path / "t.json", named=["not a bundle"])
     with pytest.raises(SystemExit) as usage:
         main(["search", str(calibration), "-o", str(tmp_path / "t.json")])
     assert usage.value.code == 2
-
-
-def test_show_sketches_and_draws(calibration: Path, tmp_path: Path, run: Run) -> None:
-    tree = tmp_path / "t.json"
-    run("search", calibration, "--nodes", 4, "--counts", "joint", "-o", tree)
-    out, _ = run("show", tree)
-    assert "%" in out and out.count("──") == load_tree(tree).nodes - 1
-    png, svg = tmp_path / "t.png", tmp_path / "t.SVG"
-    out, _ = run("show", tree, "-o", png, "-o", svg)
-    assert out == f"{png}\n{svg}\n"
-    assert png.read_bytes()[1:4] == b"PNG" and b"node-root" in svg.read_bytes()
-
-
-def test_show_finds_shipped_trees_by_name_unless_there_is_a_file(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run("show", "8")[0].startswith("8: 8 nodes, 3 heads\n")
-    assert run("show", "mc_sim_7b_63.json")[0].startswith("mc_sim_7b_63: 64 nodes")
-    write_tree(tmp_path / "8.json", [[0]])
-    assert run("show", "8.json")[0].startswith("8: 2 nodes, 1 head\n")
-
-
-def test_show_takes_probabilities_from_a_calibration(calibration: Path, tmp_path: Path, run: Run) -> None:
-    tree = write_tree(tmp_path / "t.json")
-    ranks = load_calibration(calibration).ranks
-    assert "%" not in run("show", tree)[0]
-    joint = joint_mass(ranks)
-    total = 1 + sum(joint(path) for path in ((0,), (1,), (0, 0)))
-    assert f"E[G] {total:.2f}" in run("show", tree, "--calibration", calibration)[0]
-    marginal = marginal_mass(rank_mass(ranks, 4))
-    total = 1 + sum(marginal(path) for path in ((0,), (1,), (0, 0)))
-    assert f"E[G] {total:.2f}" in run("show", tree, "--calibration", calibration, "--counts", "marginal")[0]
-
-
-def test_probabilities_belong_to_the_paths_as_the_file_lists_them(tmp_path: Path, run: Run) -> None:
-    tree = tmp_path / "t.json"
-    tree.write_text('{"paths": [[1], [0, 0], [0]], "probabilities": [0.2, 0.3, 0.6]}')
-    lines = [line.split()[-3:-1] for line in run("show", tree)[0].splitlines()[2:]]
-    assert lines == [["0", "60%"], ["0", "30%"], ["1", "20%"]]
-
-
-@pytest.mark.parametrize(
-    "probabilities", ["[0.5]", "[0.5, 2]", "[0.5, -0.1]", '[0.5, "1"]', "[0.5, true]", "0.5", "{}"]
-)
-def test_probabilities_that_do_not_fit_the_paths(probabilities: str, tmp_path: Path, refuses: Refuses) -> None:
-    tree = tmp_path / "t.json"
-    tree.write_text(f'{{"paths": [[0], [1]], "probabilities": {probabilities}}}')
-    refuses("show", tree, named=[tree, "probabilit"])
-
-
-@pytest.mark.parametrize("case", [*BAD_TREES, "dup_path", "leaf_only_compact"])
-def test_bad_tree_is_refused(case: str, tmp_path: Path, refuses: Refuses) -> None:
-    tree = CASES / f"{case}.json"
-    refuses("show", tree, named=[tree])
-    refuses("show", tree, "-o", tmp_path / "t.svg", named=[tree])
-
-
-def test_show_refuses_what_it_cannot_read_or_write(calibration: Path, tmp_path: Path, refuses: Refuses) -> None:
-    tree = CASES / "ok_basic_4heads.json"
-    refuses("show", tmp_path / "none.json", named=[tmp_path / "none.json", "cannot read"])
-    refuses("show", "no_such_name", named=["no_such_name", "cannot read"])
-    refuses("show", tree, "-o", tmp_path / "t.pdf", named=[tmp_path / "t.pdf", ".pdf"])
-    refuses("show", tree, "-o", tmp_path / "t", named=[tmp_path / "t", "without an ending"])
-    refuses("show", tree, "-o", tmp_path / "t.png", "-o", tmp_path / "t.gif", named=[".gif"])
-    missing = tmp_path / "none" / "t.png"
-    refuses("show", tree, "-o", missing, named=[missing, "folder does not exist"])
-    refuses("show", tree, "--calibration", calibration, named=["depth 3", "2 heads"])
-    refuses("show", tree, "--calibration", tree, named=[tree, "not a calibration"])
