@@ -33,7 +33,7 @@ def dequantised(weight: Floats, bits: int, block: int) -> Floats:
 
 @pytest.mark.parametrize(("bits", "block"), [(bits, block) for bits, blocks in BLOCKS.items() for block in blocks])
 @pytest.mark.parametrize(("k", "n"), SIZES)
-def test_each_weight_is_within_half_a_step_of_its_block(bits: int, block: int, k: int, n: int) -> None:
+def test_each_weight_is_near_a_step_of_its_block(bits: int, block: int, k: int, n: int) -> None:
     weight = np.random.default_rng(1).standard_normal((k, n)).astype(np.float32)
     weight[:, 0] = 0
     weight[:, 1] = np.abs(weight[:, 1])
@@ -42,8 +42,26 @@ def test_each_weight_is_within_half_a_step_of_its_block(bits: int, block: int, k
         part, error = weight[begin : begin + block], np.abs(found - weight)[begin : begin + block]
         spread = np.maximum(part.max(axis=0), 0) - np.minimum(part.min(axis=0), 0)
         step = np.abs(part).max(axis=0) / 127 if bits == 8 else spread / 15
-        # With 4 bits the zero point is rounded, too.
-        assert (error <= step * (0.51 if bits == 8 else 1.01)).all()
+        # With 4 bits the zero point is rounded, too, and up to an eighth of the range may be cut off.
+        assert (error <= step * (0.51 if bits == 8 else 1.5)).all()
+
+
+def test_4_bits_lose_a_tenth_less_than_steps_over_the_whole_range() -> None:
+    weight = np.random.default_rng(2).standard_normal((640, 50)).astype(np.float32)
+    blocks = weight.T.reshape(-1, 16)
+    least, largest = blocks.min(axis=1), blocks.max(axis=1)
+    step = ((np.maximum(largest, 0) - np.minimum(least, 0)) / 15)[:, None]
+    zero_point = np.rint(-np.minimum(least, 0)[:, None] / step)
+    whole = (np.clip(np.rint(blocks / step) + zero_point, 0, 15) - zero_point) * step
+    lost = np.square(dequantised(weight, 4, 16) - weight).sum()
+    assert lost < 0.9 * np.square(whole - blocks).sum()
+
+
+@pytest.mark.parametrize("bits", BLOCKS)
+@pytest.mark.parametrize("value", [0.0, 0.3, -2.0])
+def test_equal_weights_are_kept(bits: int, value: float) -> None:
+    weight = np.full((32, 4), value, np.float32)
+    np.testing.assert_allclose(dequantised(weight, bits, 16), weight, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bits", BLOCKS)
