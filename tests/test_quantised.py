@@ -87,14 +87,13 @@ def test_a_sampled_answer_is_that_of_plain_decoding(quantised: Exported) -> None
 
 
 def test_logits_are_those_of_the_quantised_weights(quantised: Exported) -> None:
-    """Quantising changes some greedy tokens of the model, not most."""
+    """Quantising changes some greedy tokens of the model, with 8 bits hardly any."""
     model, engine = quantised.model, quantised.engine
-    agreed = 0
-    for first in range(20):
-        with torch.no_grad():
-            best = int(model(torch.tensor([[first, 7, 9]])).logits[0, -1].argmax())
-        agreed += plain_answer(engine, [first, 7, 9], 1) == [best]
-    assert agreed >= 14
+    prompts = [[first, second, 9] for first in range(RANDOM_VOCAB) for second in (3, 7)]
+    with torch.no_grad():
+        best = [int(model(torch.tensor([prompt])).logits[0, -1].argmax()) for prompt in prompts]
+    agreed = sum(plain_answer(engine, prompt, 1) == [token] for prompt, token in zip(prompts, best, strict=True))
+    assert agreed >= len(prompts) * (0.9 if read_manifest(quantised.bundle).weights == "int8" else 0.6)
 
 
 def test_weights_take_the_bits_and_the_manifest_says_so(quantised: Exported) -> None:
